@@ -1,0 +1,1 @@
+"""From camera frames to stored descriptions, and the HTTP service around them."""

@@ -1,0 +1,1 @@
+"""Sample video and sample models: everything runs with no download."""

@@ -1,0 +1,184 @@
+"""The settings of the model server, its client and the objectives, validated at the edge.
+
+Every rule here names the key, the value and what is allowed; pydantic carries it to the user.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+SAMPLE_MODEL = "sample"
+
+
+class StrictModel(BaseModel):
+    """Unknown keys are errors and values never change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Device(StrEnum):
+    """Which build of vLLM serves the model."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+
+
+class ImageTokens(StrictModel):
+    """How many prompt tokens a picture becomes: tiles x tokens a tile, or pixels / pixels a token.
+
+    `tiled`: the picture is scaled to `longest_edge_px`, cut into square tiles of `tile_px`, plus one tile of the whole
+    (Idefics3, SmolVLM). `patches`: one token per `pixels_per_token` pixels (Qwen-VL), at most `max_tokens`.
+    """
+
+    kind: Literal["tiled", "patches"] = "tiled"
+    tile_px: PositiveInt = 256
+    tokens_per_tile: PositiveInt = 64
+    longest_edge_px: PositiveInt = 1024
+    pixels_per_token: PositiveInt = 32 * 32
+    max_tokens: PositiveInt = 16384
+
+    def count(self, width_px: int, height_px: int) -> int:
+        """Image tokens of one picture of `width_px` x `height_px` (separator tokens between tiles not counted)."""
+        if self.kind == "patches":
+            side = self.pixels_per_token**0.5
+            return min(self.max_tokens, max(1, round(width_px / side)) * max(1, round(height_px / side)))
+        scale = self.longest_edge_px / max(width_px, height_px)
+        columns = max(1, -(-round(width_px * scale) // self.tile_px))
+        rows = max(1, -(-round(height_px * scale) // self.tile_px))
+        tiles = rows * columns + (1 if rows * columns > 1 else 0)
+        return min(self.max_tokens, tiles * self.tokens_per_tile)
+
+
+class ServerConfig(StrictModel):
+    """How the vLLM server is started, or which running one is used.
+
+    With `base_url` the server is somebody else's: nothing is started, and the engine settings below are not used.
+    """
+
+    base_url: str | None = None
+    api_key_env: str = "FRAMECHAT_API_KEY"
+    device: Device = Device.CPU
+    model: str = SAMPLE_MODEL
+    served_model_name: str | None = None
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    python: Path | None = None  # default: .venv-vllm beside the project
+    max_model_len: PositiveInt = 4096
+    max_num_seqs: PositiveInt = 16
+    max_num_batched_tokens: PositiveInt = 256
+    max_num_scheduled_tokens: PositiveInt | None = None
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    enforce_eager: bool = False
+    dtype: str = "auto"
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    kv_cache_memory_bytes: PositiveInt | None = None
+    max_images_per_request: PositiveInt = 2
+    log_steps: bool = False  # vLLM's --enable-logging-iteration-details
+    extra_args: list[str] = []
+    env: dict[str, str] = {}
+    startup_timeout_s: PositiveSeconds = 600
+    shutdown_timeout_s: PositiveSeconds = 20
+    restart_backoff_s: PositiveSeconds = 1
+    restart_backoff_max_s: PositiveSeconds = 60
+    image_tokens: ImageTokens = ImageTokens()
+
+    @field_validator("base_url")
+    @classmethod
+    def _http_url(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000/v1")
+        return value
+
+    @model_validator(mode="after")
+    def _budget_is_possible(self) -> Self:
+        if self.base_url is not None:
+            return self
+        budget = self.max_num_batched_tokens
+        if budget < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {budget}, allowed: at least max_num_seqs ({self.max_num_seqs}), "
+                "for every running sequence may need one token of each step"
+            )
+        if not self.enable_chunked_prefill and budget < self.max_model_len:
+            raise ValueError(
+                f"enable_chunked_prefill is false and max_num_batched_tokens is {budget}, allowed: at least "
+                f"max_model_len ({self.max_model_len}), for an unchunked prompt must fit one step"
+            )
+        if self.max_num_scheduled_tokens is not None and self.max_num_scheduled_tokens > budget:
+            raise ValueError(
+                f"max_num_scheduled_tokens is {self.max_num_scheduled_tokens}, allowed: at most "
+                f"max_num_batched_tokens ({budget})"
+            )
+        if self.long_prefill_token_threshold > budget:
+            raise ValueError(
+                f"long_prefill_token_threshold is {self.long_prefill_token_threshold}, allowed: 0 (off) to "
+                f"max_num_batched_tokens ({budget})"
+            )
+        return self
+
+    @property
+    def endpoint(self) -> str:
+        """Base URL of the OpenAI-compatible API, ending in /v1 for a server of ours."""
+        if self.base_url is not None:
+            return self.base_url.rstrip("/")
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
+        return f"http://{host}:{self.port}/v1"
+
+
+class Timeouts(StrictModel):
+    """How long the client waits for a connection, the first token, and each next token."""
+
+    connect_s: PositiveSeconds = 5
+    first_token_s: PositiveSeconds = 120
+    gap_s: PositiveSeconds = 60
+
+
+class ClassConfig(StrictModel):
+    """One traffic class: its latency objectives and its output cap.
+
+    Output is capped because decode time grows with it: an uncapped answer holds a sequence slot and its KV cache, and
+    every one of its steps shares the budget with everybody else's prefill.
+    """
+
+    ttft_p95_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    itl_p99_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    max_tokens: PositiveInt
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    priority: int = 0  # used with scheduling_policy: priority; lower is served first
+    extra_body: dict[str, Any] = {}  # passed to the server as it is
+
+
+class ServingConfig(StrictModel):
+    """Everything `serving` needs: the server, the client's patience, and the classes by name."""
+
+    server: ServerConfig = ServerConfig()
+    timeouts: Timeouts = Timeouts()
+    classes: dict[str, ClassConfig] = {
+        "camera": ClassConfig(ttft_p95_ms=10_000, itl_p99_ms=1_000, max_tokens=48),
+        "chat": ClassConfig(ttft_p95_ms=2_000, itl_p99_ms=500, max_tokens=256, temperature=0.7),
+        "document": ClassConfig(ttft_p95_ms=20_000, itl_p99_ms=500, max_tokens=256),
+    }
+
+    @model_validator(mode="after")
+    def _has_both_classes(self) -> Self:
+        missing = {"camera", "chat", "document"} - set(self.classes)
+        if missing:
+            raise ValueError(f"classes lacks {', '.join(sorted(missing))}, allowed: camera, chat, document and more")
+        for name, settings in self.classes.items():
+            if self.server.base_url is None and settings.max_tokens >= self.server.max_model_len:
+                raise ValueError(
+                    f"classes.{name}.max_tokens is {settings.max_tokens}, allowed: below "
+                    f"server.max_model_len ({self.server.max_model_len})"
+                )
+        return self

@@ -1,0 +1,1 @@
+"""The `framechat` command and the Streamlit pages."""
