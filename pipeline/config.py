@@ -79,12 +79,14 @@ class TriggerConfig(StrictModel):
     min_height_fraction: Fraction = 0.08
     min_sharpness: Annotated[float, Field(ge=0)] = 20.0  # variance of the Laplacian of the grey crop
     border_margin_px: Annotated[int, Field(ge=0)] = 4  # a box nearer to the border counts as cut
+    max_overlap: Fraction = 0.3  # share of the box that another person may cover in a good view
     max_wait_s: PositiveSeconds = 4.0  # at the latest so long after confirmation, with the best view so far
     cooldown_s: Annotated[float, Field(ge=0)] = 0.0  # 0: once; else again after so long
     rescene_change: Fraction = 0.0  # 0: off; else again when the surroundings' histogram moved this far
     reentry_window_s: Annotated[float, Field(ge=0)] = 10.0
     reentry_distance: Annotated[float, Field(ge=0)] = 1.5  # in box heights
-    reentry_similarity: Fraction = 0.7  # colour histogram correlation
+    reentry_similarity: Fraction = 0.7  # of the colour signatures, 1: the same colours
+    retry_after_s: PositiveSeconds = 5.0  # a request that was dropped or failed is tried again, while seen
     max_in_flight: PositiveInt = 2
     max_waiting: PositiveInt = 8
     cancel_after_gone_s: PositiveSeconds = 20.0  # a waiting or running request whose person left so long ago

@@ -1,0 +1,7 @@
+"""YOLO26 people, tracked."""
+
+from __future__ import annotations
+
+from pipeline.frame import Detection
+
+__all__ = ["Detection"]

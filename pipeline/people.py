@@ -1,0 +1,146 @@
+"""What the trigger remembers of a track and of a person, and whether a new track is somebody seen before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipeline.api import TrackState
+from pipeline.appearance import Signature
+from pipeline.config import TriggerConfig
+from pipeline.frame import Box, Detection, Frame
+from pipeline.views import View
+
+_LEARN = 0.2  # weight of a new look in the running colour signature
+_SPEED_WEIGHT = 0.4
+_FORESEE_S = 2.0  # a lost person is expected to walk on for so long
+_MAX_GROWTH = 1.7  # ratio of box heights beyond which two boxes are two people
+_MOMENT_S = 1.0  # a gap this short, and near: an ID switch of the tracker; looks matter less
+_MOMENT_EASE = 0.15
+
+
+@dataclass(slots=True, eq=False)
+class Track:
+    """One track of the tracker. Positions are the box's middle and height, in pixels."""
+
+    track_id: int
+    first_s: float
+    last_s: float = 0.0
+    hits: int = 0
+    visible: bool = False
+    confidence: float = 0.0
+    first_box: Box = (0.0, 0.0, 0.0, 0.0)
+    box: Box = (0.0, 0.0, 0.0, 0.0)
+    frame_box: Box = (0.0, 0.0, 0.0, 0.0)
+    speed: tuple[float, float] = (0.0, 0.0)  # pixels a second
+    colours: Signature | None = None
+    best: View | None = None
+    person: Person | None = None
+
+    def see(self, now_s: float, detection: Detection, frame: Frame) -> None:
+        """The track was found again."""
+        if self.hits == 0:
+            self.first_box = detection.box_px
+        elif now_s > self.last_s:
+            (x0, y0), (x1, y1) = middle(self.box), middle(detection.box_px)
+            elapsed = now_s - self.last_s
+            vx, vy = self.speed
+            self.speed = (
+                vx + _SPEED_WEIGHT * ((x1 - x0) / elapsed - vx),
+                vy + _SPEED_WEIGHT * ((y1 - y0) / elapsed - vy),
+            )
+        self.hits += 1
+        self.visible = True
+        self.last_s = now_s
+        self.box = detection.box_px
+        self.confidence = detection.confidence
+        x1, y1, x2, y2 = detection.box_px
+        self.frame_box = (x1 / frame.width_px, y1 / frame.height_px, x2 / frame.width_px, y2 / frame.height_px)
+
+    def learn(self, colours: Signature | None) -> None:
+        """Fold one look's colours into the track's."""
+        if colours is not None:
+            self.colours = colours if self.colours is None else self.colours + _LEARN * (colours - self.colours)
+
+
+@dataclass(slots=True, eq=False)
+class Person:
+    """One person over all their tracks."""
+
+    person_id: str
+    first_seen_s: float
+    confirmed_s: float
+    scene: int | None = None  # None: the scene they belonged to is over
+    track_id: int = 0
+    track_ids: list[int] = field(default_factory=list)
+    last_track: Track | None = None
+    last_seen_s: float = 0.0
+    visible: bool = True
+    state: TrackState = "watched"
+    reason: str = ""
+    last_problem: str = ""
+    best: View | None = None
+    pending: bool = False  # a request is waiting or running
+    given_up: bool = False
+    tries: int = 0
+    retry_at_s: float | None = None
+    descriptions: int = 0
+    described_s: float | None = None
+    scene_described: Signature | None = None
+    scene_now: Signature | None = None
+
+    def say(self, state: TrackState, reason: str) -> None:
+        """Set what can be seen of this person's fate."""
+        self.state = state
+        self.reason = reason
+
+    def adopt(self, track: Track) -> None:
+        """`track` is this person."""
+        track.person = self
+        self.track_id = track.track_id
+        self.track_ids.append(track.track_id)
+        self.last_track = track
+        self.last_seen_s = track.last_s
+        self.visible = True
+        if track.best is not None and (self.best is None or track.best.quality.score > self.best.quality.score):
+            self.best = track.best
+        track.best = None
+
+
+def middle(box: Box) -> tuple[float, float]:
+    """Centre of a box."""
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
+
+
+def join_cost(
+    person: Person,
+    lost: Track | None,
+    found: Track,
+    config: TriggerConfig,
+    alike: Callable[[Signature, Signature], float],
+) -> float | None:
+    """How badly a new track fits a lost person; None when it cannot be them.
+
+    It can when it began within `reentry_window_s` after the person was lost, within `reentry_distance` box heights of
+    where they were last or would have walked to, at about their size, and looks like them by `reentry_similarity`.
+    """
+    if lost is None:
+        return None
+    gap_s = found.first_s - person.last_seen_s
+    if not 0 < gap_s <= config.reentry_window_s:
+        return None
+    before, after = lost.box[3] - lost.box[1], found.first_box[3] - found.first_box[1]
+    if before <= 0 or after <= 0 or max(before, after) / min(before, after) > _MAX_GROWTH:
+        return None
+    (x0, y0), (x1, y1) = middle(lost.box), middle(found.first_box)
+    walked = min(gap_s, _FORESEE_S)
+    px, py = x0 + lost.speed[0] * walked, y0 + lost.speed[1] * walked
+    away = min(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, ((x1 - px) ** 2 + (y1 - py) ** 2) ** 0.5)
+    distance = away / ((before + after) / 2)
+    if distance > config.reentry_distance:
+        return None
+    if lost.colours is None or found.colours is None:
+        return None
+    likeness = alike(lost.colours, found.colours)
+    needed = config.reentry_similarity - (_MOMENT_EASE if gap_s <= _MOMENT_S and distance < 0.5 else 0.0)
+    return None if likeness < needed else distance / 2 + (1 - likeness)

@@ -1,0 +1,396 @@
+"""Which person, in which frame, is worth a description, and why the others were not.
+
+Pure logic: no clock, no threads, no model. Every frame's detections go in, decisions come out; what became of a
+decision is told back by `waiting`, `describing`, `finished` and `dropped`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.api import TrackState
+from pipeline.appearance import signature, similarity, surroundings
+from pipeline.config import TriggerConfig
+from pipeline.frame import Box, Detection, Frame
+from pipeline.people import Person, Track, join_cost
+from pipeline.views import View, judge, take_view
+
+_LEFT_AFTER_S = 1.0  # unseen this long, no better view is likely: decide with what there is
+_MAX_TRIES = 3
+_HISTORY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do about one person now.
+
+    Attributes:
+        kind: `describe`: ask for a description from `view`; `cancel`: give up the request for this person.
+        person_id: Unique within the trigger's camera; stays the same over lost and found tracks.
+        track_id: The track behind the view (describe), or the person's last one (cancel).
+        reason: Why now, in words.
+        due_s: When it was decided, on the clock of `serving.records.now_s`: the request's due time.
+        view: What to describe; None for `cancel`.
+        again: The person has been described before (cool-down over, or the scene changed).
+    """
+
+    kind: Literal["describe", "cancel"]
+    person_id: str
+    track_id: int
+    reason: str
+    due_s: float
+    view: View | None = None
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PersonState:
+    """A person as the trigger knows them. `reason` says in words why they are (not yet) described.
+
+    `person_id` is empty until the track is confirmed. `box` is fractions of the frame's width and height. Times are
+    on the trigger's clock: arrival times, or positions in the file in batch mode.
+    """
+
+    person_id: str
+    track_id: int
+    state: TrackState
+    reason: str
+    box: Box
+    confidence: float
+    first_seen_s: float
+    last_seen_s: float
+    visible: bool
+    track_ids: tuple[int, ...]
+    descriptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCounts:
+    """Totals since the start. `not_described` counts people that are gone, by the kind of reason."""
+
+    seen: int
+    described: int
+    redescribed: int
+    rejoined: int
+    unconfirmed: int
+    not_described: dict[str, int]
+
+
+class Trigger:
+    """Decides which people of one camera are described.
+
+    Args:
+        config: The thresholds.
+        prefix: Put before person ids, to make them unique among cameras.
+        keep_margin: A view keeps the box and so many box heights around it; None keeps the whole frame.
+        batch: Files played as fast as possible: time is the position in the file, and nothing is cancelled for age.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self, config: TriggerConfig, *, prefix: str = "", keep_margin: float | None = None, batch: bool = False
+    ) -> None:
+        self._config = config
+        self._prefix = prefix
+        self._keep_margin = keep_margin
+        self._batch = batch
+        self._lock = threading.RLock()
+        self._tracks: dict[int, Track] = {}
+        self._people: dict[str, Person] = {}
+        self._history: deque[PersonState] = deque(maxlen=_HISTORY)
+        self._next_person = 1
+        self._scene: int | None = None
+        self._now_s = 0.0
+        self._counts: Counter[str] = Counter()
+        self._not_described: Counter[str] = Counter()
+
+    def update(self, frame: Frame, detections: Sequence[Detection], now_s: float | None = None) -> list[Decision]:
+        """Take in one frame's people.
+
+        Args:
+            frame: The frame that `detections` were found in.
+            detections: Every tracked person in it; boxes without an area are ignored.
+            now_s: The present (`serving.records.now_s`), for `Decision.due_s`; default: the frame's arrival.
+        """
+        with self._lock:
+            due_s = frame.arrived_s if now_s is None else now_s
+            clock = frame.media_s if self._batch and frame.media_s is not None else frame.arrived_s
+            self._now_s = max(self._now_s, clock)
+            if self._scene is not None and frame.scene != self._scene:
+                self._forget_tracks()
+            self._scene = frame.scene
+            found = [d for d in detections if d.box_px[2] - d.box_px[0] >= 1 and d.box_px[3] - d.box_px[1] >= 1]
+            for track in self._tracks.values():
+                track.visible = False
+            for detection in found:
+                self._see(frame, detection, [d.box_px for d in found if d is not detection])
+            self._drop_old_tracks()
+            for person in self._people.values():
+                track_now = self._tracks.get(person.track_id)
+                person.visible = track_now is not None and track_now.visible
+            return self._decide(due_s)
+
+    def tick(self, now_s: float) -> list[Decision]:
+        """Let time pass without a frame (camera lost): deadlines and cancellations still happen."""
+        with self._lock:
+            if not self._batch:
+                self._now_s = max(self._now_s, now_s)
+                for track in self._tracks.values():
+                    track.visible = False
+                for person in self._people.values():
+                    person.visible = False
+                self._drop_old_tracks()
+            return self._decide(now_s)
+
+    def flush(self, now_s: float) -> list[Decision]:
+        """The source has ended: everyone still waiting for a better view is decided now."""
+        with self._lock:
+            self._forget_tracks()
+            return self._decide(now_s)
+
+    def waiting(self, person_id: str, reason: str = "waiting for a free slot") -> None:
+        """The request has been queued."""
+        self._feedback(person_id, "waiting", reason)
+
+    def describing(self, person_id: str) -> None:
+        """The request has been sent."""
+        self._feedback(person_id, "describing", "being described")
+
+    def finished(self, person_id: str, now_s: float) -> None:
+        """The description is complete."""
+        with self._lock:
+            person = self._people.get(person_id)
+            if person is None or not person.pending:
+                return
+            self._counts["described" if person.descriptions == 0 else "redescribed"] += 1
+            person.descriptions += 1
+            person.pending = False
+            person.described_s = self._now_s if self._batch else now_s
+            person.tries = 0
+            person.say("described", "described")
+
+    def dropped(self, person_id: str, reason: str, now_s: float, *, retry: bool = True) -> None:
+        """The request was not answered: `reason` in words. With `retry` it is asked again while the person is seen.
+
+        Tried at most three times, `retry_after_s` apart.
+        """
+        with self._lock:
+            person = self._people.get(person_id)
+            if person is None or not person.pending:
+                return
+            person.pending = False
+            person.say("skipped", reason)
+            again = retry and person.tries < _MAX_TRIES
+            person.retry_at_s = (self._now_s if self._batch else now_s) + self._config.retry_after_s if again else None
+            person.given_up = not again
+
+    def tracks(self) -> list[PersonState]:
+        """Everyone in the newest frame, confirmed or not."""
+        with self._lock:
+            return [self._track_state(track) for track in self._tracks.values() if track.visible]
+
+    def people(self) -> list[PersonState]:
+        """Everyone confirmed and not yet forgotten, then the last people forgotten, newest first."""
+        with self._lock:
+            present = sorted(self._people.values(), key=lambda person: -person.first_seen_s)
+            return [self._person_state(person) for person in present] + list(reversed(self._history))
+
+    def counts(self) -> TriggerCounts:
+        """Totals since the start."""
+        with self._lock:
+            return TriggerCounts(
+                seen=self._counts["seen"],
+                described=self._counts["described"],
+                redescribed=self._counts["redescribed"],
+                rejoined=self._counts["rejoined"],
+                unconfirmed=self._counts["unconfirmed"],
+                not_described=dict(self._not_described),
+            )
+
+    # Tracks and people
+
+    def _see(self, frame: Frame, detection: Detection, others: list[Box]) -> None:
+        now = self._now_s
+        track = self._tracks.get(detection.track_id)
+        if track is None:
+            track = self._tracks[detection.track_id] = Track(detection.track_id, now)
+        quality = judge(frame, detection, others, self._config)
+        track.see(now, detection, frame)
+        if quality.overlap < self._config.max_overlap or track.colours is None:
+            track.learn(signature(frame.image, detection.box_px))
+        if track.person is None and track.hits >= self._config.confirm_detections:
+            self._confirm(track)
+        if track.person is None:
+            if track.best is None or quality.score > track.best.quality.score:
+                track.best = take_view(frame, detection, quality, self._keep_margin)
+            return
+        person = track.person
+        person.track_id = track.track_id
+        person.last_seen_s = now
+        person.last_problem = quality.problem
+        if self._config.rescene_change and (person.described_s is not None or person.pending):
+            person.scene_now = surroundings(frame.image, detection.box_px)
+        if self._wants(person):
+            best = person.best
+            if best is None or quality.score > best.quality.score or (quality.good and not best.quality.good):
+                person.best = take_view(frame, detection, quality, self._keep_margin)
+
+    def _confirm(self, track: Track) -> None:
+        person = self._same_person(track)
+        if person is None:
+            person = Person(f"{self._prefix}{self._next_person}", track.first_s, self._now_s, scene=self._scene)
+            self._next_person += 1
+            self._people[person.person_id] = person
+            self._counts["seen"] += 1
+            person.say("watched", "waiting for a good view")
+        else:
+            self._counts["rejoined"] += 1
+        person.adopt(track)
+
+    def _same_person(self, track: Track) -> Person | None:
+        """Who, of the people lost lately, this new track is; None when nobody fits."""
+        best, best_cost = None, float("inf")
+        for person in self._people.values():
+            lost = self._tracks.get(person.track_id)
+            if person.scene != self._scene or (lost is not None and lost.visible):
+                continue
+            cost = join_cost(person, lost or person.last_track, track, self._config, similarity)
+            if cost is not None and cost < best_cost:
+                best, best_cost = person, cost
+        return best
+
+    def _drop_old_tracks(self) -> None:
+        horizon = self._now_s - max(self._config.reentry_window_s, _LEFT_AFTER_S)
+        for track_id in [t.track_id for t in self._tracks.values() if t.last_s < horizon]:
+            track = self._tracks.pop(track_id)
+            if track.person is None:
+                self._counts["unconfirmed"] += 1
+
+    def _forget_tracks(self) -> None:
+        for track in self._tracks.values():
+            if track.person is None:
+                self._counts["unconfirmed"] += 1
+        self._tracks.clear()
+        for person in self._people.values():
+            person.visible = False
+            person.scene = None
+
+    # Decisions
+
+    def _wants(self, person: Person) -> bool:
+        """A description of this person is still wanted."""
+        if person.pending or person.given_up:
+            return False
+        if person.retry_at_s is not None:
+            return self._now_s >= person.retry_at_s
+        if person.described_s is None:
+            return True
+        return self._again(person) != ""
+
+    def _again(self, person: Person) -> str:
+        """Why somebody already described is to be described again; empty when not."""
+        since = self._now_s - (person.described_s or 0.0)
+        if self._config.cooldown_s and since >= self._config.cooldown_s:
+            return "described again: cool-down over"
+        if self._config.rescene_change and since >= self._config.max_wait_s:
+            before, now = person.scene_described, person.scene_now
+            if before is not None and now is not None and 1.0 - similarity(before, now) >= self._config.rescene_change:
+                return "described again: the scene around the person changed"
+        return ""
+
+    def _decide(self, due_s: float) -> list[Decision]:
+        decisions = []
+        for person in list(self._people.values()):
+            gone_s = self._now_s - person.last_seen_s
+            if person.scene is None:
+                gone_s = float("inf") if not person.pending else gone_s
+            if person.pending:
+                if not self._batch and gone_s > self._config.cancel_after_gone_s:
+                    reason = f"left {gone_s:.0f} s ago"
+                    decisions.append(Decision("cancel", person.person_id, person.track_id, reason, due_s))
+                    person.pending, person.given_up = False, True
+                    person.say("skipped", f"cancelled: {reason}")
+                continue
+            if self._wants(person):
+                reason = self._why_now(person, gone_s)
+                if reason and person.best is not None:
+                    decisions.append(self._describe(person, reason, due_s))
+                    continue
+            if gone_s > max(self._config.reentry_window_s, _LEFT_AFTER_S):
+                self._forget(person)
+        return decisions
+
+    def _why_now(self, person: Person, gone_s: float) -> str:
+        """Why this person is described at this moment; empty: not yet, and `person.reason` says why not."""
+        best = person.best
+        if best is not None and best.quality.good:
+            return self._again(person) or "a good view"
+        waited = self._now_s - (person.retry_at_s or person.confirmed_s)
+        problem = best.quality.problem if best is not None else "no view"
+        late = waited >= self._config.max_wait_s
+        if best is not None and best.quality.usable and (late or gone_s > _LEFT_AFTER_S):
+            when = f"after {waited:.0f} s" if late else "left"
+            return f"{when}, the best view so far: {problem}"
+        if person.described_s is None and person.retry_at_s is None:
+            if gone_s > _LEFT_AFTER_S:
+                person.say("skipped", f"left before a good view: {problem}")
+            else:
+                person.say("watched", f"waiting for a good view: {person.last_problem or problem}")
+        return ""
+
+    def _describe(self, person: Person, reason: str, due_s: float) -> Decision:
+        view = person.best
+        again = person.described_s is not None
+        person.best = None
+        person.pending = True
+        person.retry_at_s = None
+        person.tries += 1
+        person.scene_described = person.scene_now
+        if view is not None and self._config.rescene_change and person.scene_described is None:
+            person.scene_described = surroundings(view.image, view.box_px)
+        person.say("waiting", f"picked: {reason}")
+        track_id = view.track_id if view is not None else person.track_id
+        return Decision("describe", person.person_id, track_id, reason, due_s, view, again)
+
+    def _forget(self, person: Person) -> None:
+        if person.descriptions == 0:
+            self._not_described[person.reason.split(":")[0].split("(")[0].strip()] += 1
+        self._history.append(self._person_state(person))
+        del self._people[person.person_id]
+        for track_id in [t.track_id for t in self._tracks.values() if t.person is person]:
+            del self._tracks[track_id]
+
+    def _feedback(self, person_id: str, state: TrackState, reason: str) -> None:
+        with self._lock:
+            person = self._people.get(person_id)
+            if person is not None and person.pending:
+                person.say(state, reason)
+
+    def _person_state(self, person: Person) -> PersonState:
+        return PersonState(
+            person_id=person.person_id,
+            track_id=person.track_id,
+            state=person.state,
+            reason=person.reason,
+            box=person.last_track.frame_box if person.last_track is not None else (0.0, 0.0, 0.0, 0.0),
+            confidence=person.last_track.confidence if person.last_track is not None else 0.0,
+            first_seen_s=person.first_seen_s,
+            last_seen_s=person.last_seen_s,
+            visible=person.visible,
+            track_ids=tuple(person.track_ids),
+            descriptions=person.descriptions,
+        )
+
+    def _track_state(self, track: Track) -> PersonState:
+        if track.person is not None:
+            return self._person_state(track.person)
+        seen = f"seen {track.hits} of {self._config.confirm_detections} times"
+        return PersonState(
+            "", track.track_id, "new", seen, track.frame_box, track.confidence, track.first_s, track.last_s, True,
+            (track.track_id,), 0,
+        )  # fmt: skip
