@@ -5,11 +5,14 @@ Every rule here names the key, the value and what is allowed; pydantic carries i
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from serving.imagetokens import patch_grid, tiling
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,10 +35,11 @@ class Device(StrEnum):
 
 
 class ImageTokens(StrictModel):
-    """How many prompt tokens a picture becomes: tiles x tokens a tile, or pixels / pixels a token.
+    """How many prompt tokens a picture becomes, by the rule of the model's image processor (serving/imagetokens.py).
 
-    `tiled`: the picture is scaled to `longest_edge_px`, cut into square tiles of `tile_px`, plus one tile of the whole
-    (Idefics3, SmolVLM). `patches`: one token per `pixels_per_token` pixels (Qwen-VL), at most `max_tokens`.
+    `tiled` (Idefics3, SmolVLM): the longer edge becomes `longest_edge_px`, tiles of `tile_px` are cut, and a tile of
+    the whole is added. `patches` (Qwen-VL): one token per `pixels_per_token` pixels (a square), `min_tokens` to
+    `max_tokens` of them.
     """
 
     kind: Literal["tiled", "patches"] = "tiled"
@@ -43,18 +47,35 @@ class ImageTokens(StrictModel):
     tokens_per_tile: PositiveInt = 64
     longest_edge_px: PositiveInt = 1024
     pixels_per_token: PositiveInt = 32 * 32
+    min_tokens: PositiveInt = 4
     max_tokens: PositiveInt = 16384
+
+    @model_validator(mode="after")
+    def _is_a_rule(self) -> Self:
+        if math.isqrt(self.pixels_per_token) ** 2 != self.pixels_per_token:
+            raise ValueError(f"pixels_per_token is {self.pixels_per_token}, allowed: a square, such as 28 * 28 = 784")
+        if self.kind == "tiled" and self.longest_edge_px % self.tile_px:
+            raise ValueError(
+                f"longest_edge_px is {self.longest_edge_px}, allowed: a multiple of tile_px ({self.tile_px}), for "
+                "otherwise the image processor counts and cuts differently"
+            )
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, allowed: at most max_tokens ({self.max_tokens})")
+        return self
 
     def count(self, width_px: int, height_px: int) -> int:
         """Image tokens of one picture of `width_px` x `height_px` (separator tokens between tiles not counted)."""
         if self.kind == "patches":
-            side = self.pixels_per_token**0.5
-            return min(self.max_tokens, max(1, round(width_px / side)) * max(1, round(height_px / side)))
-        scale = self.longest_edge_px / max(width_px, height_px)
-        columns = max(1, -(-round(width_px * scale) // self.tile_px))
-        rows = max(1, -(-round(height_px * scale) // self.tile_px))
-        tiles = rows * columns + (1 if rows * columns > 1 else 0)
-        return min(self.max_tokens, tiles * self.tokens_per_tile)
+            columns, rows = patch_grid(
+                width_px,
+                height_px,
+                cell_px=math.isqrt(self.pixels_per_token),
+                min_tokens=self.min_tokens,
+                max_tokens=self.max_tokens,
+            )
+            return columns * rows
+        grid = tiling(width_px, height_px, longest_edge_px=self.longest_edge_px, tile_px=self.tile_px)
+        return grid.tiles * self.tokens_per_tile
 
 
 class ServerConfig(StrictModel):

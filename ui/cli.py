@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from pipeline.config import Config, ConfigError, load_config
+from ui import cli_plan
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -143,6 +144,9 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, items: SetOption = None) -> No
     from ui.doctor import run_doctor  # noqa: PLC0415
 
     raise typer.Exit(run_doctor(configured(config, items)))
+
+
+cli_plan.register(app)
 
 
 def main() -> None:

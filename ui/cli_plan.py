@@ -1,0 +1,84 @@
+"""The planning commands of `framechat`: their options; what they do is in ui/plan_kv.py and ui/plan_simulate.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_USAGE = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the planning commands to the `framechat` command."""
+    app.command("kv")(kv)
+
+
+def kv(
+    model: Annotated[str | None, typer.Argument(help="Folder, config.json or hub name; or give the shape.")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers, all of plain attention.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="KV heads a layer.")] = None,
+    head_size: Annotated[int | None, typer.Option(help="Elements of a head.")] = None,
+    dtype: Annotated[str, typer.Option(help="Cache dtype: auto, fp16, bf16, fp32, fp8, int8, int4, ...")] = "auto",
+    tokens: Annotated[int, typer.Option(help="Tokens a sequence, image tokens included.")] = 4096,
+    sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "--tp", help="GPUs that share the heads.")] = 1,
+    block_size: Annotated[
+        int, typer.Option(help="Tokens a block: the engine's default is 16 on GPU, 128 on CPU.")
+    ] = 16,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest sequence; default: --tokens.")] = None,
+    memory_gib: Annotated[float | None, typer.Option(help="Memory of one GPU: work out what fits.")] = None,
+    utilization: Annotated[float, typer.Option(help="gpu_memory_utilization.")] = 0.9,
+    weights_gib: Annotated[float | None, typer.Option(help="Weights on one GPU; default: counted.")] = None,
+    activation_gib: Annotated[float | None, typer.Option(help="Activation peak; default: estimated.")] = None,
+    overhead_gib: Annotated[float | None, typer.Option(help="CUDA context and graphs; default: 0.75.")] = None,
+    server_log: Annotated[Path | None, typer.Option(help="Take the cache's memory from this vLLM log.")] = None,
+    budget: Annotated[int, typer.Option(help="max_num_batched_tokens.")] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(help="max_num_seqs.")] = 128,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:SHARE:PROMPT:OUTPUT[:PREFIX]", help="A class of requests, in tokens. Repeatable."),
+    ] = None,
+    picture: Annotated[str | None, typer.Option(metavar="WxH", help="Picture size: count its tokens.")] = None,
+    every_s: Annotated[float, typer.Option(help="Seconds between two pictures of a camera.")] = 2.0,
+    cameras: Annotated[int, typer.Option(help="Cameras.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """How much memory a model's KV cache takes and, with --memory-gib or --server-log, how many requests fit."""
+    from ui.plan_kv import KVOptions, run_kv  # noqa: PLC0415 - keeps `--help` quick
+
+    options = KVOptions(
+        model=model,
+        layers=layers,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        dtype=dtype,
+        tokens=tokens,
+        sequences=sequences,
+        tensor_parallel=tensor_parallel,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        memory_gib=memory_gib,
+        utilization=utilization,
+        weights_gib=weights_gib,
+        activation_gib=activation_gib,
+        overhead_gib=overhead_gib,
+        server_log=server_log,
+        budget=budget,
+        max_num_seqs=max_num_seqs,
+        mix=tuple(mix or ()),
+        picture=picture,
+        every_s=every_s,
+        cameras=cameras,
+    )
+    try:
+        run_kv(options, as_json=as_json)
+    except (ValueError, OSError) as error:
+        raise _usage_error(error) from None
+
+
+def _usage_error(error: Exception) -> typer.Exit:
+    """Print what is wrong with the input in one line, and return the exit to raise."""
+    typer.secho(f"framechat: {' '.join(str(error).split())}", fg=typer.colors.RED, err=True)
+    return typer.Exit(EXIT_USAGE)
