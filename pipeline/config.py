@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from pipeline.addresses import holds_password, mask_source
 from serving.config import Port, PositiveInt, PositiveSeconds, ServingConfig, StrictModel
 
 ENV_PREFIX = "FRAMECHAT__"
-_PASSWORD_IN_URL = re.compile(r"^[a-z][a-z0-9+.-]*://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
 _VARYING = re.compile(r"\{(time|date|now|id|track|camera|frame)[^}]*\}", re.IGNORECASE)
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -27,7 +27,7 @@ class CameraConfig(StrictModel):
     """One camera. `source`: index, device path, RTSP/HTTP(S) URL, video file, folder, picture, or `sample`.
 
     A password goes into the environment variable named by `password_env` (and `username` beside it), never into
-    `source`.
+    `source`; where the camera wants it in the address's query, `{password}` there stands for it.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .-]+$")]
@@ -40,7 +40,7 @@ class CameraConfig(StrictModel):
     @field_validator("source")
     @classmethod
     def _no_password(cls, value: str) -> str:
-        if _PASSWORD_IN_URL.match(value):
+        if holds_password(value):
             raise ValueError(
                 "holds a password, allowed: a URL without one, with `username` and `password_env` (the name of an "
                 "environment variable that holds the password)"
@@ -56,7 +56,8 @@ class SourceConfig(StrictModel):
     read_timeout_s: PositiveSeconds = 5
     reconnect_backoff_s: PositiveSeconds = 1
     reconnect_backoff_max_s: PositiveSeconds = 30
-    max_side_px: PositiveInt = 4096  # larger pictures are refused as damaged
+    max_side_px: Annotated[int, Field(ge=32, le=16384)] = 4096  # larger pictures are refused as damaged
+    picture_s: PositiveSeconds = 2.0  # how long each picture of a folder is shown
 
 
 class DetectConfig(StrictModel):
@@ -228,7 +229,7 @@ def _set(tree: dict[str, Any], dotted: str, raw: str) -> None:
 
 def _masked(value: object) -> object:
     """Hide the password of a URL."""
-    return _PASSWORD_IN_URL.sub("***@", value) if isinstance(value, str) else value
+    return mask_source(value) if isinstance(value, str) else value
 
 
 def _explain(error: ValidationError, where: str) -> str:
