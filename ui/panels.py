@@ -4,7 +4,7 @@ redraws nothing of the others."""
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Literal
 
 import streamlit as st
 
@@ -12,6 +12,7 @@ from pipeline.api import AddCamera, CameraView, ChatAsk, ChatSession
 from ui.components import panel
 from ui.service_client import ServiceClient, ServiceError
 
+ROTATIONS_DEG: tuple[Literal[0, 90, 180, 270], ...] = (0, 90, 180, 270)
 VIDEO_TYPES = ["mp4", "mkv", "avi", "mov", "webm", "m4v", "mpg", "ts"]
 DOCUMENT_TYPES = ["txt", "md", "pdf"]
 SESSION_KEY = "chat"  # in the page's address, so that a reload finds the conversation again
@@ -69,9 +70,9 @@ def _add_camera_forms(client: ServiceClient) -> None:
             placeholder="DOOR_PASSWORD",
             help="The name of an environment variable of the service that holds the password; not the password.",
         )
-        turn = left.selectbox("Rotate", [0, 90, 180, 270], format_func=lambda degrees: f"{degrees}°")
+        turn = left.selectbox("Rotate", ROTATIONS_DEG, format_func=lambda degrees: f"{degrees}°")
         loop = right.checkbox("Repeat a file at its end")
-        if st.form_submit_button("Watch this camera", type="primary") and _filled(source, "a source"):
+        if st.form_submit_button("Watch this camera", type="primary") and _given(source):
             _watch(
                 client,
                 AddCamera(
@@ -87,7 +88,10 @@ def _add_camera_forms(client: ServiceClient) -> None:
         upload = st.file_uploader("Video", type=VIDEO_TYPES)
         title = st.text_input("Name", placeholder="yesterday evening", max_chars=64, key="video_name")
         again = st.checkbox("Repeat it at its end", value=True)
-        if st.form_submit_button("Upload and watch", type="primary") and _filled(upload, "a video"):
+        if st.form_submit_button("Upload and watch", type="primary"):
+            if upload is None:
+                st.warning("Choose a video first.")
+                return
             try:
                 with st.spinner("Uploading to the service …"):
                     stored = client.upload_video(upload.name, upload, upload.type or "application/octet-stream")
@@ -113,9 +117,9 @@ def _add_webcam(client: ServiceClient) -> None:
         st.rerun(scope="fragment")
 
 
-def _filled(value: object, what: str) -> bool:
-    if value is None or (isinstance(value, str) and not value.strip()):
-        st.warning(f"Give {what} first.")
+def _given(source: str) -> bool:
+    if not source.strip():
+        st.warning("Give a source first.")
         return False
     return True
 

@@ -167,7 +167,8 @@ class ServiceClient:
 
 def _events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
     """Server-sent events as (name, data); comments and fields that the page does not use are passed over."""
-    name, data = "message", []
+    name = "message"
+    data: list[str] = []
     for line in lines:
         if not line:
             if data:
@@ -181,7 +182,8 @@ def _events(lines: Iterator[str]) -> Iterator[tuple[str, str]]:
 
 def _misfit(response: httpx.Response) -> ServiceError:
     return ServiceError(
-        f"{response.request.url.path} answered in a shape this page does not know; are page and service the same version?"
+        f"{response.request.url.path} answered in a shape this page does not know; are page and service the same "
+        "version?"
     )
 
 

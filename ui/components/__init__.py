@@ -1,7 +1,8 @@
 """The page's live panels: what each shows comes to the browser over one connection to the camera service.
 
-Each panel is a Streamlit component (no iframe): `<name>.js` builds it, `<name>.css` dresses it, `link.js` and `base.css`
-are common to all. Python gives a panel little: where the service is, a search's result, a conversation's turns.
+Each panel is a Streamlit component (no iframe): `<name>.js` builds it and `<name>.css` dresses it; `link.js` and
+`base.css` are common to all. Python gives a panel little: where the service is, a search's result, a conversation's
+turns.
 """
 
 from __future__ import annotations
