@@ -1,0 +1,90 @@
+"""What a deployment needs of this machine, and whether this machine can give it.
+
+Used before anything is installed: standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+OLDEST, NEWEST = (3, 11), (3, 14)
+SERVER_URL_ADVICE = (
+    "run the app alone against a server elsewhere: make run ARGS='--server-url http://HOST:8000/v1', "
+    "or CONFIG=configs/external.yaml"
+)
+
+
+class SetupError(Exception):
+    """The environments cannot be made; one line that names the cause and the mend."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a deployment asks of this machine."""
+
+    device: str  # of the server and of the app's torch: "cpu" or "gpu"
+    external_server: bool  # somebody else's server: no server environment
+
+
+def refuse_python(version: tuple[int, int]) -> None:
+    """Raise SetupError for a Python that the pinned packages have no builds for."""
+    if not OLDEST <= version <= NEWEST:
+        found = ".".join(str(part) for part in version)
+        raise SetupError(
+            f"Python {found} is not supported, allowed: 3.11 to 3.14; name another with make PYTHON=python3.12 ..."
+        )
+
+
+def refuse_missing_venv() -> None:
+    """Raise SetupError where the system's Python comes without venv (Debian packs it apart)."""
+    if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
+        raise SetupError("this Python cannot make virtual environments; install it: apt install python3-venv")
+
+
+def server_refusal(system: str, machine: str) -> str | None:
+    """Why vLLM cannot be installed on this kind of machine, or None where it can."""
+    if system == "Linux" and machine in ("x86_64", "aarch64"):
+        return None
+    name = {"Darwin": "macOS"}.get(system, system)
+    return f"vLLM has no build for {name} on {machine}"
+
+
+def parse_arguments(text: str) -> argparse.Namespace:
+    """Of the arguments of `framechat up`, those that change what is needed: config, server_url and set."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", "-c", type=Path)
+    parser.add_argument("--server-url")
+    parser.add_argument("--set", action="append", default=[])
+    try:
+        return parser.parse_known_args(shlex.split(text))[0]
+    except ValueError as error:
+        raise SetupError(f"ARGS = {text!r} is not a command line ({error})") from error
+
+
+def read_needs(settings: Mapping[str, object], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Needs:
+    """What is needed, by the command line before the environment before the file.
+
+    Args:
+        settings: The file's `serving.server` section.
+        arguments: See `parse_arguments`.
+        environ: `FRAMECHAT__SERVING__SERVER__DEVICE` and `..._BASE_URL` are read.
+
+    Raises:
+        SetupError: The device is neither cpu nor gpu.
+    """
+    changes = dict(item.split("=", 1) for item in arguments.set if "=" in item)
+
+    def value(key: str) -> object:
+        variable = f"FRAMECHAT__SERVING__SERVER__{key.upper()}"
+        return changes.get(f"serving.server.{key}", environ.get(variable, settings.get(key)))
+
+    device = str(value("device") or "cpu")
+    if device not in ("cpu", "gpu"):
+        raise SetupError(f"serving.server.device = {device!r}, allowed: cpu, gpu")
+    base_url = arguments.server_url or value("base_url")
+    return Needs(device, base_url not in (None, "", "null", "~"))
