@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.addresses import kind_of, mask_source
+from pipeline.childprocess import child_environment, ending
 from pipeline.config import CameraConfig, SourceConfig
 from pipeline.frame import Frame
 from pipeline.reader_process import ReaderSettings
@@ -330,7 +331,7 @@ class CameraReader:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             pass_fds=(self._frames.fd,),
-            env=_environment(),
+            env=child_environment(),
         )
         self._process = process
         if self._stop.is_set():
@@ -352,7 +353,7 @@ class CameraReader:
                 data = os.read(stdout.fileno(), 65536)
                 if not data:
                     code = process.wait()
-                    raise _ReaderError(f"the reader process died ({_ending(code)})")
+                    raise _ReaderError(f"the reader process died ({ending(code)})")
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     event = json.loads(line)
@@ -414,13 +415,3 @@ class CameraReader:
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with this package found wherever the process starts, and nothing imported from the working folder."""
-    paths = [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
-
-
-def _ending(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
