@@ -15,6 +15,7 @@ from ui.service_client import ServiceClient, ServiceError
 ROTATIONS_DEG: tuple[Literal[0, 90, 180, 270], ...] = (0, 90, 180, 270)
 VIDEO_TYPES = ["mp4", "mkv", "avi", "mov", "webm", "m4v", "mpg", "ts"]
 DOCUMENT_TYPES = ["txt", "md", "pdf"]
+SEARCH_LIMIT = 40
 SESSION_KEY = "chat"  # in the page's address, so that a reload finds the conversation again
 
 
@@ -146,11 +147,15 @@ def descriptions(client: ServiceClient, service: dict[str, Any]) -> None:
     found: dict[str, Any] | None = None
     if query:
         try:
-            items = [item.model_dump() for item in client.search(query)]
-            found = {"query": query, "items": items, "problem": ""}
+            items = [item.model_dump() for item in client.search(query, limit=SEARCH_LIMIT)]
+            found = {"query": query, "items": items, "more": len(items) == SEARCH_LIMIT, "problem": ""}
         except ServiceError as error:
-            found = {"query": query, "items": [], "problem": str(error)}
-    panel("descriptions", service=service, found=found)
+            found = {"query": query, "items": [], "more": False, "problem": str(error)}
+
+    def act(_: dict[str, Any]) -> None:
+        st.session_state.search = ""
+
+    panel("descriptions", service=service, on_action=act, found=found)
 
 
 @st.fragment

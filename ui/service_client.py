@@ -87,7 +87,7 @@ class ServiceClient:
         answer = self._call("POST", "/uploads", files=files, timeout=UPLOAD_TIMEOUT_S).json()
         return str(answer["source"])
 
-    def search(self, query: str, *, limit: int = 40, camera_id: str | None = None) -> list[DescriptionView]:
+    def search(self, query: str, *, limit: int, camera_id: str | None = None) -> list[DescriptionView]:
         """Past descriptions that match `query`, newest first."""
         params: dict[str, Any] = {"q": query, "limit": limit}
         if camera_id is not None:

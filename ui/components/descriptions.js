@@ -101,7 +101,9 @@ export default panel(({ root, link, on, atEnd }) => {
   const feed = h("div", { class: "feed scroll", role: "feed", "aria-label": "Descriptions, newest first", tabindex: "0" });
   const empty = h("div", { class: "quiet", role: "status" });
   root.classList.add("box");
-  root.append(h("header", {}, heading, tally), key, feed, empty);
+  const back = h("button", { class: "plain", hidden: true, onclick: () => send("action", { what: "live", at: Date.now() }) }, "Back to live");
+  root.append(h("header", {}, heading, tally, back), key, feed, empty);
+  let send = () => {};
   let found = null; // the result of a search, or null while the live feed shows
 
   function wanted() {
@@ -141,7 +143,8 @@ export default panel(({ root, link, on, atEnd }) => {
       if (card.root === place) place = place.nextElementSibling;
       else feed.insertBefore(card.root, place);
     }
-    put(heading, found ? `Found ${views.length} for “${found.query}”` : "Descriptions");
+    put(heading, found ? `${found.more ? "Newest" : "Found"} ${views.length} for “${found.query}”` : "Descriptions");
+    show(back, Boolean(found));
     drawTally();
     show(feed, views.length > 0);
     show(key, views.length > 0);
@@ -179,6 +182,7 @@ export default panel(({ root, link, on, atEnd }) => {
   draw();
   return {
     update: (component) => {
+      send = component.setTriggerValue;
       found = component.data.found ?? null;
       draw();
     },

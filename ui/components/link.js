@@ -158,16 +158,20 @@ class Link {
     this.emit(message.type, message);
   }
 
-  /** The service may send the whole time line or only what is new since the last message: both come out the same. */
+  /** The service sends the whole time line at first and then what is new; what came twice counts once. */
   addSamples(message) {
     const fresh = message.timeline ?? [];
-    if (fresh.length) {
-      let from = Infinity;
-      for (const sample of fresh) from = Math.min(from, sample.at_s);
-      const kept = this.samples.filter((sample) => sample.at_s < from);
-      this.samples = kept.concat(fresh).slice(-KEPT_SAMPLES);
-    }
     message.timeline = null;
+    if (!fresh.length) return;
+    let from = Infinity;
+    for (const sample of fresh) from = Math.min(from, sample.at_s);
+    const start = this.samples.findIndex((sample) => sample.at_s >= from);
+    const overlap = start < 0 ? [] : this.samples.splice(start);
+    const name = (sample) => `${sample.at_s} ${sample.traffic_class} ${sample.kind}`;
+    const known = new Set(overlap.map(name));
+    const added = overlap.concat(fresh.filter((sample) => !known.has(name(sample))));
+    added.sort((a, b) => a.at_s - b.at_s);
+    this.samples = this.samples.concat(added).slice(-KEPT_SAMPLES);
   }
 
   trim() {

@@ -100,7 +100,8 @@ class Tile {
     for (const track of order) this.paintTrack(pen, track, width, height, size, taken);
     this.shown += 1;
     canvas.dataset.frames = this.shown;
-    this.drawAge();
+    if (this.note.hidden) this.drawAge();
+    else this.update(this.camera, troubleWith(this.link));
     const said = `${frame.tracks.length} people in view: ${frame.tracks.map((t) => `${t.person_id} ${t.state}`).join(", ")}`;
     if (!this.saidAt || Date.now() - this.saidAt > 2000) {
       this.saidAt = Date.now();
