@@ -44,6 +44,7 @@ class CameraView(BaseModel):
     reconnects: int = 0
     people_seen: int = 0
     people_described: int = 0
+    people_not_described: dict[str, int] = {}  # of those gone: how many, by the kind of reason
     tracks: list[TrackView] = []
 
 

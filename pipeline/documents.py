@@ -1,0 +1,161 @@
+"""Documents that users attach to a chat: text or PDF, read into text within bounds of size, pages and time.
+
+A PDF is read in a process of its own: a hostile one can keep a parser busy or hungry for as long as it likes, and that
+process may be killed.
+
+    python -m pipeline.documents FILE   prints the text of a PDF
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import sys
+import tempfile
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.api import DocumentView
+from pipeline.tokens import estimate_tokens
+
+MAX_PAGES = 500
+MAX_CHARACTERS = 2_000_000
+MAX_DOCUMENTS = 32
+PDF_TIMEOUT_S = 30.0
+_PDF_MEMORY_BYTES = 2 * 2**30
+_PDF_START = b"%PDF-"
+_EXIT_UNREADABLE = 3
+
+
+class DocumentError(ValueError):
+    """A document cannot be used; the message is one line that names it and the mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document as text."""
+
+    document_id: str
+    name: str
+    text: str
+
+    def view(self) -> DocumentView:
+        """What the page shows of it."""
+        return DocumentView(
+            document_id=self.document_id,
+            name=self.name,
+            characters=len(self.text),
+            estimated_tokens=estimate_tokens(self.text),
+        )
+
+
+class Documents:
+    """The newest uploaded documents, in memory."""
+
+    def __init__(self) -> None:
+        self._documents: OrderedDict[str, Document] = OrderedDict()
+
+    async def add(self, name: str, content: bytes) -> Document:
+        """Read an uploaded file.
+
+        Raises:
+            DocumentError: It is neither text nor a PDF with text, or is too long.
+        """
+        name = Path(name.replace("\\", "/")).name[:120] or "document"
+        text = await _pdf_text(name, content) if content.lstrip()[:5] == _PDF_START else _plain_text(name, content)
+        text = text.replace("\0", " ").strip()
+        if not text:
+            raise DocumentError(f"{name}: holds no text (a scanned PDF needs text recognition first)")
+        if len(text) > MAX_CHARACTERS:
+            raise DocumentError(f"{name}: {len(text):,} characters, allowed: {MAX_CHARACTERS:,}; upload a part of it")
+        document = Document(uuid.uuid4().hex, name, text)
+        self._documents[document.document_id] = document
+        while len(self._documents) > MAX_DOCUMENTS:
+            self._documents.popitem(last=False)
+        return document
+
+    def get(self, document_id: str) -> Document | None:
+        """A document that is still kept."""
+        return self._documents.get(document_id)
+
+
+def _plain_text(name: str, content: bytes) -> str:
+    for encoding in ("utf-8-sig", "utf-16") if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig",):
+        try:
+            return content.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+    raise DocumentError(f"{name}: is neither UTF-8 text nor a PDF; save it as one of these")
+
+
+async def _pdf_text(name: str, content: bytes) -> str:
+    with tempfile.TemporaryDirectory(prefix="framechat-") as folder:
+        file = Path(folder) / "document.pdf"
+        await asyncio.to_thread(file.write_bytes, content)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pipeline.documents", str(file)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=Path(__file__).parent.parent,
+            env={key: os.environ[key] for key in ("PATH", "LANG", "HOME") if key in os.environ},
+        )
+        try:
+            output, errors = await asyncio.wait_for(process.communicate(), PDF_TIMEOUT_S)
+        except TimeoutError:
+            raise DocumentError(
+                f"{name}: could not be read within {PDF_TIMEOUT_S:.0f} s; upload a part of it"
+            ) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    if process.returncode == _EXIT_UNREADABLE:
+        raise DocumentError(f"{name}: {errors.decode('utf-8', 'replace').strip()}")
+    if process.returncode != 0:
+        raise DocumentError(f"{name}: is not a PDF that can be read")
+    return output.decode("utf-8", "replace")
+
+
+def _read_pdf(file: Path) -> str:
+    """The text of every page.
+
+    Raises:
+        DocumentError: Encrypted, too many pages, or no PDF.
+    """
+    import pypdf  # noqa: PLC0415 - only this process needs it
+    from pypdf.errors import PyPdfError  # noqa: PLC0415
+
+    try:
+        reader = pypdf.PdfReader(file)
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise DocumentError("is encrypted; remove its password first")
+        if len(reader.pages) > MAX_PAGES:
+            raise DocumentError(f"has {len(reader.pages)} pages, allowed: {MAX_PAGES}; upload a part of it")
+        parts: list[str] = []
+        for page in reader.pages:
+            parts.append(page.extract_text())
+            if sum(map(len, parts)) > MAX_CHARACTERS:
+                raise DocumentError(f"has more than {MAX_CHARACTERS:,} characters; upload a part of it")
+    except PyPdfError as error:
+        raise DocumentError(f"is not a PDF that can be read ({' '.join(str(error).split())[:120]})") from error
+    return "\n\n".join(parts)
+
+
+def _main(arguments: list[str]) -> int:
+    resource.setrlimit(resource.RLIMIT_AS, (_PDF_MEMORY_BYTES, _PDF_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(PDF_TIMEOUT_S), int(PDF_TIMEOUT_S) + 1))
+    try:
+        text = _read_pdf(Path(arguments[0]))
+    except DocumentError as error:
+        sys.stderr.write(str(error))
+        return _EXIT_UNREADABLE
+    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

@@ -1,0 +1,30 @@
+"""What the HTTP routes work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from starlette.requests import HTTPConnection
+
+from pipeline.chat import Chat
+from pipeline.documents import Documents
+from pipeline.live import Live
+from pipeline.pictures import Pictures
+from pipeline.runtime import Runtime
+
+
+@dataclass(slots=True, eq=False)
+class Parts:
+    """The running parts of a service."""
+
+    runtime: Runtime
+    chat: Chat
+    documents: Documents
+    pictures: Pictures
+    live: Live
+
+
+def parts_of(connection: HTTPConnection) -> Parts:
+    """The parts of the service that a request came to."""
+    return cast(Parts, connection.app.state.parts)

@@ -1,0 +1,204 @@
+"""A deployment at work, without its HTTP API: cameras, describer, store, the one ledger and the model server's state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from pipeline.api import AddCamera, CameraView, StatusView
+from pipeline.camera import CameraWorker, camera_id_of
+from pipeline.config import CameraConfig, Config
+from pipeline.describer import Describer
+from pipeline.detect import DetectorError, DetectorProcess, DetectorStatus
+from pipeline.errors import ApiError
+from pipeline.feed import Feed
+from pipeline.figures import Figures
+from pipeline.serverwatch import ServerWatch, api_headers
+from pipeline.source import check_source
+from pipeline.store import Store
+from pipeline.traffic import Traffic
+from pipeline.uploads import Uploads
+from pipeline.writer import StoreWriter
+from serving.client import ModelClient
+from serving.latency import Ledger
+from serving.records import now_s
+
+_log = logging.getLogger(__name__)
+_RECENT = 40
+
+
+class Runtime:
+    """Everything that runs. Make it, `start` it, and `stop` it, all on one event loop.
+
+    Raises (in `start`):
+        StoreError: The store cannot be used.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.started_s = now_s()
+        self.feed = Feed()
+        self.figures = Figures(config)
+        self.cameras: dict[str, CameraWorker] = {}
+        self.uploads = Uploads(config)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._adding = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Open the store, start the cameras, look for the model server."""
+        config = self.config
+        self.store = await asyncio.to_thread(Store, config.store)
+        await asyncio.to_thread(self.uploads.clear, {camera.source for camera in config.cameras})
+        self.writer = StoreWriter(self.store, on_record=self.figures.observe)
+        recent = await asyncio.to_thread(self.store.search, limit=_RECENT)
+        self.feed.seed(list(reversed(recent)))
+        key, headers = api_headers(config)
+        server = config.serving.server
+        self.client = ModelClient(
+            server.endpoint,
+            model=server.served_model_name,
+            timeouts=config.serving.timeouts,
+            api_key=key,
+        )
+        self.ledger = Ledger(config.serving.classes, config.service.latency_window_s)
+        self.traffic = Traffic(self.client, self.ledger, self.writer.request)
+        self.describer = Describer(config, self.traffic, self.writer, self.feed, ready=False)
+        self.server = ServerWatch(config, self.describer.set_ready)
+        self.api_headers = headers
+        self.detector = DetectorProcess(config.detect)
+        self.figures.attach(self.ledger, self.status)
+        self._spawn(self.server.run())
+        self._spawn(self.writer.keep_swept())
+        for camera in config.cameras:
+            self._start_camera(camera)
+
+    async def stop(self) -> None:
+        """End everything that was started; descriptions under way are cancelled and stored as such."""
+        ends = [worker.close for worker in self.cameras.values()]
+        await asyncio.gather(*(asyncio.to_thread(end) for end in [*ends, self.detector.close]))
+        await self.describer.close("the service stops")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.close()
+        await self.server.close()
+        await asyncio.to_thread(self.writer.close)
+
+    # --- cameras -----------------------------------------------------------------------------------------------------
+
+    async def add_camera(self, wanted: AddCamera) -> CameraView:
+        """Start watching one more camera.
+
+        Raises:
+            ApiError: Too many cameras, a name in use, or a source that cannot work.
+        """
+        async with self._adding:
+            if len(self.cameras) >= self.config.service.max_cameras:
+                raise ApiError(409, f"{len(self.cameras)} cameras are watched, the most allowed; remove one first")
+            names = {worker.camera.name for worker in self.cameras.values()}
+            name = (wanted.name or "").strip() or _free_name(names)
+            if name in names:
+                raise ApiError(409, f"name: a camera called {name!r} exists; choose another name")
+            try:
+                camera = CameraConfig(**{**wanted.model_dump(), "source": wanted.source.strip(), "name": name})
+            except ValidationError as error:
+                first = error.errors()[0]
+                field = ".".join(str(part) for part in first["loc"])
+                raise ApiError(422, f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
+            trouble = await asyncio.to_thread(check_source, camera)
+            if trouble:
+                raise ApiError(422, trouble)
+            return self._start_camera(camera).view()
+
+    async def remove_camera(self, camera_id: str) -> None:
+        """Stop watching a camera; what it has waiting or running is cancelled.
+
+        Raises:
+            ApiError: There is none of that id.
+        """
+        worker = self.camera(camera_id)
+        del self.cameras[camera_id]
+        await asyncio.to_thread(worker.close)
+        self.describer.cancel(camera_id, None, "camera removed")
+        with contextlib.suppress(DetectorError):
+            await asyncio.to_thread(self.detector.forget, camera_id)
+        if all(other.camera.source != worker.camera.source for other in self.cameras.values()):
+            await asyncio.to_thread(self.uploads.remove, worker.camera.source)
+
+    def camera(self, camera_id: str) -> CameraWorker:
+        """One camera.
+
+        Raises:
+            ApiError: There is none of that id.
+        """
+        worker = self.cameras.get(camera_id)
+        if worker is None:
+            raise ApiError(404, f"camera {camera_id[:64]!r} does not exist; GET /cameras lists them")
+        return worker
+
+    def _start_camera(self, camera: CameraConfig) -> CameraWorker:
+        base = camera_id = camera_id_of(camera.name)
+        number = 1
+        while camera_id in self.cameras:
+            number += 1
+            camera_id = f"{base}-{number}"
+        worker = CameraWorker(camera_id, camera, self.config, self.detector, self.describer)
+        self.cameras[camera_id] = worker
+        worker.start()
+        return worker
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def status(self) -> StatusView:
+        """Everything about the present state. Takes locks that other threads hold briefly: not for the event loop."""
+        return StatusView(
+            version=version("framechat"),
+            started_s=self.started_s,
+            now_s=now_s(),
+            server=self.server.view,
+            engine=self.server.engine_view(),
+            cameras=[worker.view() for worker in list(self.cameras.values())],
+            detector=_detector_words(self.detector.status()),
+            warnings=self._warnings(),
+        )
+
+    def _warnings(self) -> list[str]:
+        found = []
+        detector = self.detector.status()
+        if detector.warning:
+            found.append(detector.warning)
+        if detector.state == "failed":
+            found.append(f"nobody is detected: {detector.detail}")
+        if self.writer.problem:
+            found.append(f"nothing is stored: {self.writer.problem}")
+        if self.writer.lost:
+            found.append(f"{self.writer.lost} request records were not stored")
+        return found
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a background task ended", exc_info=task.exception())
+
+
+def _detector_words(status: DetectorStatus) -> str:
+    return Path(status.weights_used).name if status.state == "ready" else status.detail or status.state
+
+
+def _free_name(names: set[str]) -> str:
+    number = 1
+    while f"camera {number}" in names:
+        number += 1
+    return f"camera {number}"
