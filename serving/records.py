@@ -14,7 +14,10 @@ _EPOCH_OFFSET_S = time.time() - time.monotonic()
 
 
 def now_s() -> float:
-    """Seconds since the epoch on a clock that never steps backwards (wall time at import + monotonic time)."""
+    """Seconds since the epoch on a clock that never steps backwards (wall time at import + monotonic time).
+
+    Two processes of one machine agree, but for steps of the wall clock (not slews) between their starts.
+    """
     return _EPOCH_OFFSET_S + time.monotonic()
 
 
@@ -61,7 +64,11 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token-bearing chunk as it arrived. `text` may be empty (a token that completes no character)."""
+    """A token-bearing chunk as it arrived.
+
+    `text` may be empty (a token that completes no character). `tokens` is 0 where text came without a new token: the
+    other half of a chunk that carries both reasoning and answer, or text that the server had held back.
+    """
 
     at_s: float
     tokens: int
@@ -83,6 +90,8 @@ class RequestRecord:
         finished_s: When the outcome was known.
         gaps: Every gap between token-bearing chunks, in order.
         prompt_tokens, cached_tokens, completion_tokens: From the server's usage; None when it sent none.
+        tokens_counted: The server reported its running token count, so that every gap's `tokens` is exact; False means
+            one token was assumed for each chunk that carries text.
         finish_reason: The server's (`stop`, `length`, ...); a stream without one is not a success.
         text: What was generated, reasoning excluded.
     """
@@ -100,6 +109,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    tokens_counted: bool = False
     finish_reason: str | None = None
     error: RequestError | None = None
     reason: str | None = None  # why it was skipped or cancelled
