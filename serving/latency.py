@@ -275,7 +275,7 @@ class Ledger:
         with self._lock:
             _count(book.skipped, reason)
 
-    def summaries(self, at_s: float | None = None, *, window_s: float | None = None) -> list[ClassSummary]:
+    def summaries(self, at_s: float | None = None, window_s: float | None = None) -> list[ClassSummary]:
         """Every class over the window (the ledger's, or `window_s`) ending at `at_s` (now), in the config's order."""
         at_s = now_s() if at_s is None else at_s
         start_s = at_s - (self.window_s if window_s is None else window_s)
