@@ -1,4 +1,4 @@
-"""A headless Chromium, shared by all browser tests."""
+"""A headless Chromium and the whole product, each started once for all browser tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
+from tests.browser.whole_product import Product, running_product
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",
@@ -26,3 +28,9 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(scope="session")
+def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    with running_product(tmp_path_factory.mktemp("product")) as product:
+        yield product

@@ -368,7 +368,7 @@ def turn(role: str, text: str, **changes: Any) -> dict[str, Any]:
 def answering(scene: Scene, body: str, http_status: int = 200) -> None:
     """Script the events of answer a1."""
     scene.page.route(
-        f"{SERVICE}/chat/answers/a1/events",
+        f"{SERVICE}/chat/answers/a1/events?after=*",
         lambda route: route.fulfill(
             status=http_status,
             body=body,
@@ -415,7 +415,7 @@ def test_an_answer_that_the_service_forgot_is_said_to_have_failed(scene: Scene) 
 
 
 def test_stop_names_the_answer(scene: Scene) -> None:
-    scene.page.route(f"{SERVICE}/chat/answers/a1/events", lambda _: None)  # never answers
+    scene.page.route(f"{SERVICE}/chat/answers/a1/events?after=*", lambda _: None)  # never answers
     scene.mount("transcript", **conversation(turn("assistant", "", answer_id="a1", state="waiting")))
     scene.page.get_by_role("button", name="Stop").click()
     assert scene.acted()[-1] | {"at": 0} == {"what": "stop", "answer_id": "a1", "at": 0}

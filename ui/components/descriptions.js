@@ -112,7 +112,7 @@ export default panel(({ root, link, on, atEnd }) => {
   }
 
   function nothing() {
-    const trouble = troubleWith(link);
+    const trouble = shortTrouble(link);
     if (trouble) return trouble;
     if (found) return found.problem || `No description holds “${found.query}”.`;
     const status = link.status;

@@ -309,7 +309,7 @@ export default panel(({ root, link, on, atEnd }) => {
   }
 
   function drawState() {
-    const trouble = troubleWith(link);
+    const trouble = shortTrouble(link);
     show(body, Boolean(link.latency));
     show(empty, !link.latency);
     if (!link.latency) put(empty, trouble ?? "Waiting for the first figures …");

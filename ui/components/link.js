@@ -270,6 +270,12 @@ function isDark(element) {
   return 0.299 * red + 0.587 * green + 0.114 * blue < 128;
 }
 
+/** The same for panels beside the one that tells the whole of it. */
+function shortTrouble(link) {
+  if (!troubleWith(link)) return null;
+  return link.attempt > 1 || link.everOpen ? "No connection to the camera service." : "Connecting to the camera service …";
+}
+
 /**
  * A panel's entry point. Streamlit calls it again each time the panel's data or the theme changes, and calls what it
  * returns once, when the panel leaves the page: so build once, then only update.

@@ -203,7 +203,7 @@ class Tile {
   }
 
   noteFor(camera, trouble) {
-    if (trouble) return ["No live picture", "The connection to the camera service is gone; this is the last picture."];
+    if (trouble) return ["No live picture", this.bitmap ? "This is the last one." : ""];
     if (camera.state === "lost") return ["Camera lost", camera.detail];
     if (camera.state === "connecting") return ["Connecting", camera.detail];
     if (camera.state === "paused") return ["Paused", ""];

@@ -148,13 +148,13 @@ export default panel(({ root, link, on, atEnd }) => {
       return;
     }
     unfollow();
-    const source = new EventSource(link.url(`/chat/answers/${encodeURIComponent(answerId)}/events`));
-    const mine = { answerId, source, turn, text: "" };
-    const known = turn.view.text; // the service tells the answer again from its start: never show less than was known
+    const known = turn.view.text; // the service counts characters, JavaScript's length counts halves of some
+    const after = [...known].length;
+    const source = new EventSource(link.url(`/chat/answers/${encodeURIComponent(answerId)}/events?after=${after}`));
+    const mine = { answerId, source, turn, text: known };
     follower = mine;
     source.addEventListener("token", (event) => {
       mine.text += JSON.parse(event.data).text;
-      if (mine.text.length < known.length) return;
       mine.turn.view = { ...mine.turn.view, text: mine.text, state: "streaming" };
       mine.turn.root.dataset.state = "streaming";
       redraw(mine.turn);
@@ -214,7 +214,7 @@ export default panel(({ root, link, on, atEnd }) => {
     put(tally, chat ? `${chat.in_flight} in flight · ${chat.waiting} waiting` : "");
     if (turns.length) return;
     let words = "Ask anything. The answer comes from the same model server that describes the pictures.";
-    const trouble = troubleWith(link);
+    const trouble = shortTrouble(link);
     if (trouble) words = trouble;
     else if (data.problem) words = data.problem;
     else if (status?.server.state === "down") words = `The model server is down: nothing can be answered. ${status.server.detail ?? ""}`;
