@@ -127,6 +127,7 @@ class ClassLatency(BaseModel):
     done: int = 0
     failed: int = 0
     cancelled: int = 0
+    failures: dict[str, int] = {}  # by kind of error
     skipped: dict[str, int] = {}  # by reason
 
 
@@ -212,6 +213,7 @@ class ChatTurn(BaseModel):
     attachment: str = ""  # what the user attached, in words
     ttft_ms: float | None = None
     itl_p50_ms: float | None = None
+    itl_p95_ms: float | None = None
     itl_p99_ms: float | None = None
     completion_tokens: int | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ from pipeline.prompt import PromptBuilder, PromptError, Spoken
 from pipeline.traffic import Traffic
 from serving.client import ActiveRequest
 from serving.config import ClassConfig
+from serving.latency import gap_percentiles
 from serving.records import Outcome, RequestRecord, TokenEvent, now_s
 from serving.request import ModelRequest
 
@@ -341,12 +341,13 @@ def _end(record: RequestRecord, note: str) -> dict[str, object]:
         told.append(record.reason)
     elif record.finish_reason == "length":
         told.append("cut at the longest allowed length")
-    gaps_ms = sorted(gap.duration_s * 1000 for gap in record.gaps)
+    itl = gap_percentiles(record.gaps)
     return {
         "state": record.outcome.value,
         "detail": "; ".join(part for part in told if part),
         "ttft_ms": None if record.ttft_s is None else record.ttft_s * 1000,
-        "itl_p50_ms": statistics.median(gaps_ms) if gaps_ms else None,
-        "itl_p99_ms": gaps_ms[min(len(gaps_ms) - 1, int(len(gaps_ms) * 0.99))] if gaps_ms else None,
+        "itl_p50_ms": None if itl.p50_s is None else itl.p50_s * 1000,
+        "itl_p95_ms": None if itl.p95_s is None else itl.p95_s * 1000,
+        "itl_p99_ms": None if itl.p99_s is None else itl.p99_s * 1000,
         "completion_tokens": record.completion_tokens,
     }

@@ -25,6 +25,8 @@ _SEND_TIMEOUT_S = 20.0
 _DEFAULT_WIDTH_PX = 640
 _POLICY_VIOLATION = 1008
 _TRY_LATER = 1013
+_GOING_AWAY = 1001
+_LEFT = (WebSocketDisconnect, RuntimeError, TimeoutError, OSError)  # how a tab that is gone shows itself
 
 
 class Pulse:
@@ -112,27 +114,26 @@ class Live:
             self._tabs -= 1
 
     async def _both_ways(self, tab: _Tab) -> None:
+        """Hear what the tab wants and send it, until one of the two ends."""
         sending = asyncio.create_task(tab.send_all())
+        hearing = asyncio.create_task(self._hear(tab))
         try:
-            while not sending.done():
-                receiving = asyncio.create_task(tab.socket.receive())
-                await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-                if not receiving.done():
-                    receiving.cancel()
-                    break
-                message = receiving.result()
-                if message["type"] == "websocket.disconnect":
-                    break
-                problem = self._take_wish(tab, message)
-                if problem:
-                    await tab.socket.close(_POLICY_VIOLATION, problem)
-                    break
-        except (WebSocketDisconnect, RuntimeError):
-            pass  # it left while we spoke
+            await asyncio.wait({sending, hearing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, WebSocketDisconnect, RuntimeError, TimeoutError, OSError):
-                await sending
+            hearing.cancel()
+            for ended in await asyncio.gather(sending, hearing, return_exceptions=True):
+                if isinstance(ended, Exception) and not isinstance(ended, _LEFT):
+                    _log.error("a page's live stream ended", exc_info=ended)
+        with contextlib.suppress(*_LEFT):
+            await tab.socket.close(_POLICY_VIOLATION if tab.problem else _GOING_AWAY, tab.problem)
+
+    async def _hear(self, tab: _Tab) -> None:
+        while not tab.problem:
+            message = await tab.socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            tab.problem = self._take_wish(tab, message)
 
     def _take_wish(self, tab: _Tab, message: object) -> str:
         """Apply what the tab asks for; returns what is wrong with it."""
@@ -168,6 +169,7 @@ class _Tab:
         ear: asyncio.Event,
     ) -> None:
         self.socket = socket
+        self.problem = ""  # what is wrong with its last wish
         self.wanted: list[str] | None = []  # None: all; nothing until the tab says what it wants
         self.width_px = _DEFAULT_WIDTH_PX
         self._feed = feed

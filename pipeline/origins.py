@@ -83,6 +83,7 @@ class Gate:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check, then pass on."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return

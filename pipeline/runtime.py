@@ -1,4 +1,4 @@
-"""A deployment at work, without its HTTP API: cameras, describer, store, the one ledger and the model server's state."""
+"""A deployment at work, without its HTTP API: cameras, describer, store, ledger and the model server's state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Runtime:
         self.config = config
         self.started_s = now_s()
         self.feed = Feed()
-        self.figures = Figures(config)
+        self.ledger = Ledger(config.serving.classes, config.service.latency_window_s)
+        self.figures = Figures(config, self.ledger, self.status)
         self.cameras: dict[str, CameraWorker] = {}
         self.uploads = Uploads(config)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,7 +56,6 @@ class Runtime:
         """Open the store, start the cameras, look for the model server."""
         config = self.config
         self.store = await asyncio.to_thread(Store, config.store)
-        await asyncio.to_thread(self.uploads.clear, {camera.source for camera in config.cameras})
         self.writer = StoreWriter(self.store, on_record=self.figures.observe)
         recent = await asyncio.to_thread(self.store.search, limit=_RECENT)
         self.feed.seed(list(reversed(recent)))
@@ -67,13 +67,11 @@ class Runtime:
             timeouts=config.serving.timeouts,
             api_key=key,
         )
-        self.ledger = Ledger(config.serving.classes, config.service.latency_window_s)
         self.traffic = Traffic(self.client, self.ledger, self.writer.request)
         self.describer = Describer(config, self.traffic, self.writer, self.feed, ready=False)
         self.server = ServerWatch(config, self.describer.set_ready)
         self.api_headers = headers
         self.detector = DetectorProcess(config.detect)
-        self.figures.attach(self.ledger, self.status)
         self._spawn(self.server.run())
         self._spawn(self.writer.keep_swept())
         for camera in config.cameras:
@@ -166,10 +164,11 @@ class Runtime:
             engine=self.server.engine_view(),
             cameras=[worker.view() for worker in list(self.cameras.values())],
             detector=_detector_words(self.detector.status()),
-            warnings=self._warnings(),
+            warnings=self.warnings(),
         )
 
-    def _warnings(self) -> list[str]:
+    def warnings(self) -> list[str]:
+        """What the user should know and can mend."""
         found = []
         detector = self.detector.status()
         if detector.warning:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x46436861  # "FCha", in the database's header: nobody else's file is taken for ours
@@ -60,6 +60,7 @@ requests = Table(
     Column("prompt_tokens", Integer),
     Column("cached_tokens", Integer),
     Column("completion_tokens", Integer),
+    Column("tokens_counted", Boolean, nullable=False),
     Column("finish_reason", String),
     Column("error_kind", String),
     Column("error_message", String),

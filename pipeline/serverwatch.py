@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +16,14 @@ from typing import Any
 
 import httpx
 
-from pipeline.api import EngineView, ServerView
+from pipeline.api import EngineView, ServerState, ServerView
 from pipeline.config import Config
+from serving.attach import RunningServer, describe_running
+from serving.command import ServerError
+from serving.config import ServerConfig
 from serving.enginemetrics import EngineMetrics
 from serving.records import now_s
+from serving.status import ServerStatus, read_status
 
 STATUS_FILE_VARIABLE = "FRAMECHAT_SERVER_STATUS"
 _POLL_S = 1.0
@@ -49,14 +52,14 @@ class ServerWatch:
         self._endpoint = server.endpoint
         self._root = self._endpoint.removesuffix("/v1")
         self._on_ready = on_ready
-        _, headers = api_headers(config)
+        self._api_key, headers = api_headers(config)
         self._http = httpx.AsyncClient(headers=headers, timeout=_PATIENCE_S, trust_env=server.base_url is not None)
         file = os.environ.get(STATUS_FILE_VARIABLE)
-        self._file = Path(file) if file and server.base_url is None else None
+        self._file = Path(file) if file else None
         self._metrics = EngineMetrics()
         self._engine: dict[str, Any] = {}
         self._engine_at_s: float | None = None
-        self._facts: dict[str, Any] = {}
+        self._facts: RunningServer | None = None
         self._facts_at_s = 0.0
         self._failures = 0
         self._since_s = now_s()
@@ -103,7 +106,7 @@ class ServerWatch:
     # --- one poll --------------------------------------------------------------------------------------------------
 
     async def _poll(self) -> None:
-        told = await asyncio.to_thread(self._read_file) if self._file is not None else {}
+        told = await asyncio.to_thread(read_status, self._file) if self._file is not None else None
         answered, problem = await self._health()
         if answered:
             await self._describe()
@@ -112,50 +115,38 @@ class ServerWatch:
         was_ready = self.ready
         if state != self.view.state:
             self._since_s = now_s()
-        elapsed_s = told.get("elapsed_s")
+        facts = self._facts
+        budgets: RunningServer | ServerStatus | ServerConfig | None = facts
+        if told is not None:
+            budgets = told
+        elif self._config.base_url is None:
+            budgets = self._config
         self.view = ServerView(
-            state=state,  # type: ignore[arg-type]  # checked by pydantic
+            state=state,
             detail=detail,
-            elapsed_s=elapsed_s if isinstance(elapsed_s, int | float) else now_s() - self._since_s,
+            elapsed_s=now_s() - (told.since_s if told is not None and told.state == state else self._since_s),
             endpoint=self._endpoint,
             attached=self._config.base_url is not None,
-            model=self._facts.get("model") or told.get("model"),
-            version=self._facts.get("version") or told.get("version"),
-            max_model_len=self._facts.get("max_model_len"),
-            **self._budgets(),
+            model=(facts and facts.model) or (told and told.model) or None,
+            version=(facts and facts.version) or (told and told.version) or None,
+            max_model_len=(facts and facts.max_model_len) or (told and told.max_model_len) or None,
+            max_num_batched_tokens=budgets.max_num_batched_tokens if budgets is not None else None,
+            max_num_scheduled_tokens=budgets.max_num_scheduled_tokens if budgets is not None else None,
+            long_prefill_token_threshold=budgets.long_prefill_token_threshold if budgets is not None else None,
         )
         if self.ready != was_ready:
             self._facts_at_s = 0.0
             self._on_ready(self.ready)
 
-    def _judge(self, told: dict[str, Any], answered: bool, problem: str) -> tuple[str, str]:
+    def _judge(self, told: ServerStatus | None, answered: bool, problem: str) -> tuple[ServerState, str]:
         """State and detail from what was told and what was seen."""
         if answered:
             return "ready", ""
-        said = told.get("state")
-        if said in ("starting", "restarting", "down"):
-            return str(said), str(told.get("detail") or "")
+        if told is not None and told.state != "ready":
+            return told.state, told.detail
         if self.ready and self._failures < _SLOW_POLLS and "refused" not in problem:
             return "ready", f"slow to answer: {problem}"
         return "down", problem
-
-    def _budgets(self) -> dict[str, int | None]:
-        """The budgets in force; unknown for somebody else's server."""
-        if self._config.base_url is not None:
-            return {}
-        return {
-            "max_num_batched_tokens": self._config.max_num_batched_tokens,
-            "max_num_scheduled_tokens": self._config.max_num_scheduled_tokens,
-            "long_prefill_token_threshold": self._config.long_prefill_token_threshold,
-        }
-
-    def _read_file(self) -> dict[str, Any]:
-        if self._file is None:
-            return {}
-        with contextlib.suppress(OSError, ValueError):
-            told = json.loads(self._file.read_text(encoding="utf-8"))
-            return told if isinstance(told, dict) else {}
-        return {}
 
     async def _health(self) -> tuple[bool, str]:
         """Whether the server answers, and what is wrong when not. /health where there is one, else its models."""
@@ -184,16 +175,8 @@ class ServerWatch:
         """Model, length and version, now and then."""
         if now_s() - self._facts_at_s < _DESCRIBE_EVERY_S:
             return
-        facts: dict[str, Any] = {}
-        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-            first = (await self._http.get(f"{self._endpoint}/models")).json()["data"][0]
-            facts["model"] = str(first["id"])
-            length = first.get("max_model_len")
-            facts["max_model_len"] = length if isinstance(length, int) and length > 0 else None
-        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-            facts["version"] = str((await self._http.get(f"{self._root}/version")).json()["version"])
-        if facts:
-            self._facts = facts
+        with contextlib.suppress(ServerError):  # it answers; what it is will be known at the next try
+            self._facts = await describe_running(self._endpoint, self._api_key)
             self._facts_at_s = now_s()
 
     async def _read_engine(self) -> None:

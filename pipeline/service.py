@@ -41,6 +41,7 @@ def create_app(config: Config) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         runtime = Runtime(config)
+        await asyncio.to_thread(runtime.uploads.clear, {camera.source for camera in config.cameras})
         await runtime.start()
         counter = TokenCounter(config.serving.server.endpoint, runtime.api_headers)
         parts = _assemble(config, runtime, counter)
@@ -136,7 +137,8 @@ def run(config: Config) -> int:
         The process's exit code: 0 after SIGTERM, 130 after SIGINT, 1 when it could not start.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     host, port = config.service.host, config.service.port
     try:
         Store(config.store).close()

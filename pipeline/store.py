@@ -129,6 +129,7 @@ class Store:
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
             "completion_tokens": record.completion_tokens,
+            "tokens_counted": record.tokens_counted,
             "finish_reason": record.finish_reason,
             "error_kind": None if record.error is None else record.error.kind.value,
             "error_message": None if record.error is None else record.error.message,
