@@ -21,7 +21,10 @@ _FRAME = """
 <style>
 .stMainBlockContainer { padding: 0.55rem 1rem 0.5rem; max-width: none; }
 .stMainBlockContainer .stVerticalBlock { gap: 12px; }
-.stAppHeader { height: 0; min-height: 0; background: transparent; }
+.stAppHeader { inset: 0 0.5rem auto auto; width: 220px; height: 56px; min-height: 0; background: transparent; }
+.stAppHeader, .stAppToolbar { pointer-events: none; padding: 0; }
+.stAppHeader .stMainMenu { pointer-events: auto; }
+[data-stale="true"] { opacity: 1 !important; }
 .stElementContainer:has(style) { display: none; }
 </style>
 """
@@ -46,7 +49,8 @@ def main() -> None:
     url = os.environ.get("FRAMECHAT_SERVICE_URL", DEFAULT_URL)
     client = _client(url)
     service = _service(url)
-    top, add = st.columns([0.88, 0.12], vertical_alignment="center", gap="small")
+    # The last of the three is room for Streamlit's menu, with its choice of a light or dark theme.
+    top, add, _ = st.columns([0.85, 0.12, 0.03], vertical_alignment="center", gap="small")
     with top:
         panel("status", service=service)
     with add:
