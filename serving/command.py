@@ -1,0 +1,133 @@
+"""From the settings to what is executed: vLLM's command line and environment."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from serving.config import SAMPLE_MODEL, Device, ServerConfig
+
+_PROJECT = Path(__file__).resolve().parent.parent
+_TCMALLOC_FOLDERS = ("/usr/lib/*-linux-gnu*", "/usr/lib64", "/usr/lib", "/usr/local/lib")
+_TCMALLOC_NAMES = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so")
+# Of the app's environment, misleading in the server's.
+_NOT_INHERITED = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+
+
+class ServerError(RuntimeError):
+    """The model server cannot be used; one line that names the cause and the mend."""
+
+
+def server_python(config: ServerConfig) -> Path:
+    """The Python of the server's own environment.
+
+    Raises:
+        ServerError: There is none.
+    """
+    python = config.python or _PROJECT / ".venv-vllm" / "bin" / "python"
+    if not python.is_file():
+        raise ServerError(
+            f"the server environment is missing ({python} does not exist); run `make setup`, set "
+            "serving.server.python, or use a running server with --server-url"
+        )
+    return python.absolute()  # not resolved: a virtual environment's python is a link out of it
+
+
+def preload_libraries(python: Path) -> list[Path]:
+    """The allocator and the OpenMP runtime that vLLM's CPU build runs faster with, where they are installed.
+
+    tcmalloc comes from the system (Debian: libtcmalloc-minimal4), libiomp5 from the server environment's own
+    `intel-openmp`.
+    """
+    found: list[Path] = []
+    for name in _TCMALLOC_NAMES:
+        hits = [hit for folder in _TCMALLOC_FOLDERS for hit in sorted(Path("/").glob(f"{folder[1:]}/{name}"))]
+        if hits:
+            found.append(hits[0])
+            break
+    iomp = python.parent.parent / "lib" / "libiomp5.so"
+    if iomp.is_file():
+        found.append(iomp)
+    return found
+
+
+def resolve_model(model: str, progress: Callable[[str], None]) -> str:
+    """What `--model` gets: the built sample checkpoint for `sample`, an absolute path for a folder, else as it is.
+
+    Raises:
+        ServerError: The sample checkpoint cannot be built.
+    """
+    if model == SAMPLE_MODEL:
+        from samples.vlm import ensure_checkpoint  # noqa: PLC0415 - samples builds on serving, not the reverse
+
+        try:
+            return str(ensure_checkpoint(progress))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ServerError(f"the sample model cannot be built: {' '.join(str(error).split())}") from error
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def build_command(config: ServerConfig, *, python: Path, model: str) -> list[str]:
+    """The command that starts vLLM with these settings. `model` is already resolved.
+
+    `python -m` instead of the console script: `vllm serve` of the CPU build asks for the version of a distribution
+    named `vllm`, which is not what it is installed as.
+    """
+    name = config.served_model_name or (SAMPLE_MODEL if config.model == SAMPLE_MODEL else None)
+    # -P: the working directory is not a place to import from.
+    command = [str(python), "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    options: dict[str, object] = {
+        "--served-model-name": name,
+        "--host": config.host,
+        "--port": config.port,
+        "--max-model-len": config.max_model_len,
+        "--max-num-seqs": config.max_num_seqs,
+        "--max-num-batched-tokens": config.max_num_batched_tokens,
+        "--max-num-scheduled-tokens": config.max_num_scheduled_tokens,
+        "--long-prefill-token-threshold": config.long_prefill_token_threshold or None,
+        "--scheduling-policy": config.scheduling_policy,
+        "--dtype": config.dtype,
+        "--gpu-memory-utilization": config.gpu_memory_utilization,
+        "--kv-cache-memory-bytes": config.kv_cache_memory_bytes,
+        "--limit-mm-per-prompt": json.dumps({"image": config.max_images_per_request}),
+    }
+    for flag, value in options.items():
+        if value is not None:
+            command += [flag, str(value)]
+    command += [
+        "--enable-chunked-prefill" if config.enable_chunked_prefill else "--no-enable-chunked-prefill",
+        "--enable-prefix-caching" if config.enable_prefix_caching else "--no-enable-prefix-caching",
+        # One line a health check and metrics read would bury what matters in the log.
+        "--disable-uvicorn-access-log",
+    ]
+    if config.enforce_eager:
+        command.append("--enforce-eager")
+    if config.log_steps:
+        command.append("--enable-logging-iteration-details")
+    return command + config.extra_args
+
+
+def build_environment(
+    config: ServerConfig, *, python: Path, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The server's environment: ours, without the app's Python settings, plus what the settings ask for.
+
+    The API key goes to vLLM here (`VLLM_API_KEY`): a command line can be read by every user of the machine.
+    """
+    source = os.environ if environ is None else environ
+    env = {name: value for name, value in source.items() if name not in _NOT_INHERITED}
+    env |= {"PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if config.model == SAMPLE_MODEL:
+        env["HF_HUB_OFFLINE"] = "1"
+    if config.device is Device.CPU:
+        libraries = [str(path) for path in preload_libraries(python)]
+        present = [item for item in source.get("LD_PRELOAD", "").split(":") if item]
+        if libraries or present:
+            env["LD_PRELOAD"] = ":".join([*present, *(item for item in libraries if item not in present)])
+    key = env.pop(config.api_key_env, None)
+    if key:
+        env["VLLM_API_KEY"] = key
+    return env | config.env
