@@ -1,0 +1,385 @@
+"""`framechat chat` against a scripted server, in this process and in a terminal of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pipeline.api import ChatTurn, EngineView, ServerView, StatusView
+from pipeline.config import Config
+from tests.scripted_server import (
+    DONE,
+    KEEP_ALIVE,
+    ROLE,
+    Action,
+    Received,
+    Script,
+    ScriptedServer,
+    Send,
+    Wait,
+    chunk,
+    event,
+    models,
+    problem,
+    usage,
+)
+from ui.terminal_chat import run_chat
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[3]
+FIGURES = re.compile(r"TTFT ([\d.]+) ms · ITL p50 ([\d.]+), p95 ([\d.]+), p99 ([\d.]+) ms · (\d+) tokens")
+HELLO: list[Action] = [
+    Send(ROLE),
+    Send(chunk("Hel", running=1)),
+    Wait(0.05),
+    Send(chunk("lo", running=2)),
+    Send(chunk("", running=3, finish="stop")),
+    Send(usage(7, 3)),
+    Send(DONE),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def config_for(endpoint: str, *, service_port: int | None = None, **chat: object) -> Config:
+    return Config.model_validate(
+        {
+            "serving": {"server": {"base_url": endpoint}},
+            "service": {"port": service_port or free_port()},
+            "chat": {"system_prompt": "Be brief.", **chat},
+        }
+    )
+
+
+def model_server(answer: Script | Callable[[Received], Script]) -> Callable[[Received], Script]:
+    """A server that lists one model and gives this answer to every chat."""
+
+    def respond(received: Received) -> Script:
+        if received.path == "/v1/models":
+            return models("scripted")
+        if received.path == "/v1/chat/completions":
+            return answer if isinstance(answer, Script) else answer(received)
+        return problem(404, {"detail": "Not Found"})
+
+    return respond
+
+
+def asked(server: ScriptedServer) -> list[Received]:
+    return [received for received in server.received if received.path.endswith("/chat/completions")]
+
+
+# --- one message ------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_and_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(model_server(Script(HELLO))) as server:
+        code = run_chat(config_for(server.endpoint), message="Hi")
+        sent_s = asked(server)[0].sent_s
+    out, err = capsys.readouterr()
+    answer, figures = out.splitlines()
+    assert (code, answer, err) == (0, "Hello", "")
+    found = FIGURES.fullmatch(figures)
+    assert found is not None, figures
+    assert int(found[5]) == 3
+    gaps_ms = [(sent_s[2] - sent_s[1]) * 1000, (sent_s[3] - sent_s[2]) * 1000]
+    assert float(found[2]) == pytest.approx(sum(gaps_ms) / 2, abs=10)
+    assert float(found[4]) == pytest.approx(max(gaps_ms), abs=15)
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "out", "err"),
+    [
+        pytest.param(problem(400, {"error": {"message": "too hot"}}), 1, "", "too hot", id="rejected"),
+        pytest.param(problem(503, {"error": {"message": "full"}}), 1, "", "full", id="overloaded"),
+        pytest.param(Script(HELLO[:2]), 1, "Hel\n", "without a finish reason", id="cut"),
+        pytest.param(
+            Script([Send(chunk("a\x1b[2Jb\x07c\x9bd", running=1)), Send(chunk(running=1, finish="stop"))]),
+            0, "a[2Jbcd\n", "", id="no-control-characters",
+        ),
+        pytest.param(
+            Script([Send(chunk(reasoning="hm", running=1)), Send(chunk("yes\n", running=2, finish="stop"))]),
+            0, "yes\n", "", id="reasoning-stays-out-of-a-pipe",
+        ),
+        pytest.param(
+            Script([Send(chunk("a", running=1, finish="length"))]), 0, "max_tokens", "", id="says-when-cut-short"
+        ),
+    ],
+)  # fmt: skip
+def test_other_answers(answer: Script, code: int, out: str, err: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(model_server(answer)) as server:
+        assert run_chat(config_for(server.endpoint), message="Hi") == code
+    written, complaint = capsys.readouterr()
+    assert out in written
+    assert err in complaint
+    assert len(complaint.splitlines()) == (1 if err else 0)
+
+
+def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    assert run_chat(config_for(endpoint), message="Hi") == 3
+    _, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1
+    assert endpoint in err
+    assert "framechat serve" in err
+
+
+def test_the_key_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAMECHAT_API_KEY", "sk-secret")
+    with ScriptedServer(problem(401, {"error": "Unauthorized: sk-secret"})) as server:
+        assert run_chat(config_for(server.endpoint), message="Hi") == 1
+    out, err = capsys.readouterr()
+    assert "sk-secret" not in out + err
+    assert "key" in err
+
+
+def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAMECHAT_API_KEY", "sk-secret")
+    with ScriptedServer(model_server(Script(HELLO))) as server:
+        assert run_chat(config_for(server.endpoint), message="Hi") == 0
+        assert asked(server)[0].headers["authorization"] == "Bearer sk-secret"
+
+
+def test_a_message_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedServer(model_server(Script(HELLO))) as server:
+        assert run_chat(config_for(server.endpoint, max_message_chars=5), message="123456") == 2
+        assert asked(server) == []
+    assert "allowed: 5" in capsys.readouterr().err
+
+
+# --- lines piped in ---------------------------------------------------------------------------------------------------
+
+
+def test_piped_lines_are_one_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first\n\n  second  \n"))
+    with ScriptedServer(model_server(Script(HELLO))) as server:
+        assert run_chat(config_for(server.endpoint)) == 0
+        bodies = [received.body for received in asked(server)]
+    assert bodies[1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "first"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": "second"},
+    ]
+    assert bodies[1]["messages"][: len(bodies[0]["messages"])] == bodies[0]["messages"], "the prefix cache needs this"
+    assert len(FIGURES.findall(capsys.readouterr().out)) == 2
+
+
+def test_a_failed_line_does_not_end_the_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("bad\ngood\n"))
+
+    def answer(received: Received) -> Script:
+        return problem(500, {"message": "no"}) if received.body["messages"][-1]["content"] == "bad" else Script(HELLO)
+
+    with ScriptedServer(model_server(answer)) as server:
+        assert run_chat(config_for(server.endpoint)) == 1
+        assert [message["content"] for message in asked(server)[1].body["messages"]] == ["Be brief.", "good"]
+
+
+# --- through the service ----------------------------------------------------------------------------------------------
+
+
+def service(endpoint: str, *answer: Action) -> Callable[[Received], Script]:
+    """The service's chat API, scripted."""
+    as_json = {"content-type": "application/json"}
+    status = StatusView(
+        version="0",
+        started_s=0,
+        now_s=0,
+        server=ServerView(state="ready", endpoint=endpoint, attached=True, model="scripted"),
+        engine=EngineView(),
+        cameras=[],
+        detector="",
+        warnings=[],
+    )
+
+    def respond(received: Received) -> Script:
+        match received.path:
+            case "/status":
+                return Script([Send(status.model_dump_json().encode())], headers=as_json)
+            case "/chat/sessions":
+                session = {"session_id": "s1", "created_s": 0, "turns": []}
+                return Script([Send(json.dumps(session).encode())], 201, as_json)
+            case "/chat":
+                return Script([Send(event({"answer_id": "a1"}, name="answer"))])
+            case "/chat/answers/a1/events":
+                return Script(answer)
+        return problem(404, {"detail": "Not Found"})
+
+    return respond
+
+
+TURN = ChatTurn(
+    role="assistant",
+    text="Hello",
+    state="done",
+    ttft_ms=100,
+    itl_p50_ms=20,
+    itl_p95_ms=30,
+    itl_p99_ms=40,
+    completion_tokens=3,
+)
+
+
+def test_the_service_is_used_when_it_runs_on_this_server(capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    stream = [
+        Send(event({"text": "Hel"}, name="token")),
+        Send(KEEP_ALIVE),
+        Send(event({"text": "lo"}, name="token")),
+        Send(event(TURN.model_dump_json(), name="end")),
+    ]
+    with ScriptedServer(service(endpoint, *stream)) as server:
+        assert run_chat(config_for(endpoint, service_port=server.port), message="Hi") == 0
+        ask = next(received.body for received in server.received if received.path == "/chat")
+    assert capsys.readouterr().out == "Hello\nTTFT 100.0 ms · ITL p50 20.0, p95 30.0, p99 40.0 ms · 3 tokens\n"
+    assert (ask["session_id"], ask["text"]) == ("s1", "Hi")
+    assert ask["due_s"] == pytest.approx(time.time(), abs=30)
+
+
+@pytest.mark.parametrize(
+    ("stream", "says"),
+    [
+        pytest.param([Send(event({"text": "x"}, name="token"))], "ended the answer's stream early", id="ends-early"),
+        pytest.param([Send(event("{}", name="end"))], "could not be read", id="not-understood"),
+        pytest.param(
+            [Send(event(TURN.model_copy(update={"state": "failed", "detail": "boom"}).model_dump_json(), name="end"))],
+            "boom", id="failed",
+        ),
+    ],
+)  # fmt: skip
+def test_the_services_failures(stream: list[Action], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    endpoint = f"http://127.0.0.1:{free_port()}/v1"
+    with ScriptedServer(service(endpoint, *stream)) as server:
+        assert run_chat(config_for(endpoint, service_port=server.port), message="Hi") == 1
+    assert says in capsys.readouterr().err
+
+
+def test_a_service_of_another_server_is_left_alone() -> None:
+    with ScriptedServer(model_server(Script(HELLO))) as server, ScriptedServer(service("http://other/v1")) as other:
+        assert run_chat(config_for(server.endpoint, service_port=other.port), message="Hi") == 0
+        assert len(asked(server)) == 1
+        assert [received.path for received in other.received] == ["/status"]
+
+
+# --- Ctrl-C, in a process of its own ----------------------------------------------------------------------------------
+
+
+class Terminal:
+    """What a user at a terminal sees and types."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def wait_for(self, text: str, timeout_s: float = 30) -> None:
+        """Read on until `text` has come; what came before it is forgotten."""
+        deadline = time.monotonic() + timeout_s
+        while text not in self.seen:
+            ready, _, _ = select.select([self._descriptor], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"{text!r} did not come, only {self.seen!r}"
+            try:
+                more = os.read(self._descriptor, 4096)
+            except OSError:  # the other side has gone
+                more = b""
+            assert more, f"ended before {text!r}: {self.seen!r}"
+            self.seen += more.decode(errors="replace")
+        self.seen = self.seen.partition(text)[2]
+
+
+def command(server: ScriptedServer, folder: Path, *more: str) -> list[str]:
+    file = folder / "deployment.yaml"
+    file.write_text(f"serving: {{server: {{base_url: {server.endpoint}}}}}\nservice: {{port: {free_port()}}}\n")
+    return [sys.executable, "-m", "ui.cli", "chat", "--config", str(file), *more]
+
+
+@contextmanager
+def terminal(server: ScriptedServer, folder: Path) -> Iterator[tuple[Terminal, subprocess.Popen[bytes]]]:
+    ours, theirs = pty.openpty()
+    # setsid makes the pseudo-terminal the controlling one, so that typing ^C interrupts.
+    process = subprocess.Popen(
+        ["setsid", "--ctty", *command(server, folder)], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(ours), process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(10)
+        os.close(ours)
+
+
+SLOW = Script([*HELLO[:2], Wait(50)])
+
+
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(tmp_path: Path) -> None:
+    def answer(received: Received) -> Script:
+        return SLOW if received.body["messages"][-1]["content"] == "slow" else Script(HELLO)
+
+    with ScriptedServer(model_server(answer)) as server, terminal(server, tmp_path) as (user, process):
+        user.wait_for("> ")
+        user.type("slow\n")
+        user.wait_for("Hel")
+        user.type("\x03")
+        user.wait_for("stopped")
+        assert asked(server)[0].gone.wait(5), "the server must see the request go"
+        user.wait_for("> ")
+        user.type("quick\n")
+        user.wait_for("Hello")
+        user.wait_for("3 tokens")
+        user.wait_for("> ")
+        user.type("\x04")
+        assert process.wait(20) == 0
+
+
+def test_ctrl_c_with_one_message_leaves(tmp_path: Path) -> None:
+    with ScriptedServer(model_server(SLOW)) as server:
+        with subprocess.Popen(
+            command(server, tmp_path, "-m", "hello"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(3) == b"Hel"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert b"Traceback" not in err
+        assert asked(server)[0].gone.wait(5)
+
+
+def test_ctrl_c_at_the_prompt_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", type("Typing", (io.StringIO,), {"isatty": lambda _self: True})())
+    monkeypatch.setattr("builtins.input", interrupted)
+    with ScriptedServer(model_server(Script(HELLO))) as server:
+        assert run_chat(config_for(server.endpoint)) == 130
+
+
+def test_a_reader_that_leaves_early_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with ScriptedServer(model_server(Script(HELLO))) as server, os.fdopen(writer, "w") as broken:
+        monkeypatch.setattr(sys, "stdout", broken)
+        assert run_chat(config_for(server.endpoint), message="Hi") == 1
