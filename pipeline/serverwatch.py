@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,7 @@ class ServerWatch:
         self._http = httpx.AsyncClient(headers=headers, timeout=_PATIENCE_S, trust_env=server.base_url is not None)
         file = os.environ.get(STATUS_FILE_VARIABLE)
         self._file = Path(file) if file else None
-        self._metrics = EngineMetrics()
+        self._metrics = EngineMetrics(api_key=self._api_key)
         self._engine: dict[str, Any] = {}
         self._engine_at_s: float | None = None
         self._facts: RunningServer | None = None
@@ -102,6 +103,7 @@ class ServerWatch:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+        await self._metrics.close()
 
     # --- one poll --------------------------------------------------------------------------------------------------
 
@@ -182,6 +184,5 @@ class ServerWatch:
     async def _read_engine(self) -> None:
         if self._engine_at_s is not None and now_s() - self._engine_at_s < _ENGINE_EVERY_S:
             return
-        figures = await self._metrics.read(self._root)
-        self._engine = figures
+        self._engine = dataclasses.asdict(await self._metrics.read(self._root))
         self._engine_at_s = now_s()
