@@ -143,9 +143,8 @@ class DetectorProcess:
     # Below: with the lock held
 
     def _start_early(self) -> None:
-        with self._lock:
-            with contextlib.suppress(DetectorError):  # the status says so, and `track` tries again
-                self._running()
+        with self._lock, contextlib.suppress(DetectorError):  # the status says so, and `track` tries again
+            self._running()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._closed:
