@@ -16,6 +16,7 @@ ROTATIONS_DEG: tuple[Literal[0, 90, 180, 270], ...] = (0, 90, 180, 270)
 VIDEO_TYPES = ["mp4", "mkv", "avi", "mov", "webm", "m4v", "mpg", "ts"]
 DOCUMENT_TYPES = ["txt", "md", "pdf"]
 SEARCH_LIMIT = 40
+UNSENT_KEY = "unsent"
 SESSION_KEY = "chat"  # in the page's address, so that a reload finds the conversation again
 
 
@@ -29,6 +30,7 @@ def _plain(text: str) -> str:
     return "".join(f"\\{character}" if character in r"\`*_{}[]()<>#+-.!|~$:^=&" else character for character in text)
 
 
+@st.fragment
 def pictures(client: ServiceClient, service: dict[str, Any]) -> None:
     """Live pictures with the buttons that pause and remove a camera."""
 
@@ -162,6 +164,7 @@ def descriptions(client: ServiceClient, service: dict[str, Any]) -> None:
 def chat(client: ServiceClient, service: dict[str, Any]) -> None:
     """The conversation and what is asked next."""
     session, problem = _session(client)
+    cameras = _cameras(client) if session is not None else []
 
     def act(action: dict[str, Any]) -> None:
         try:
@@ -169,6 +172,10 @@ def chat(client: ServiceClient, service: dict[str, Any]) -> None:
                 st.query_params[SESSION_KEY] = client.new_session().session_id
             elif action["what"] == "stop":
                 client.cancel_answer(str(action["answer_id"]))
+            elif action["what"] == "resend" and UNSENT_KEY in st.session_state:
+                _send(client, st.session_state.pop(UNSENT_KEY))
+            elif action["what"] == "drop":
+                st.session_state.pop(UNSENT_KEY, None)
         except ServiceError as error:
             say_error(error)
 
@@ -178,8 +185,9 @@ def chat(client: ServiceClient, service: dict[str, Any]) -> None:
         on_action=act,
         session=session.model_dump() if session is not None else None,
         problem=problem,
+        unsent=st.session_state.get(UNSENT_KEY),
+        cameras=[camera.camera_id for camera in cameras],  # it asks for a rerun when these are no longer the cameras
     )
-    cameras = _cameras(client) if session is not None else []
     attach, which = st.columns([1, 1], vertical_alignment="center", gap="small")
     names = {camera.camera_id: camera.name for camera in cameras}
     attached = attach.toggle(
@@ -236,16 +244,30 @@ def _ask(client: ServiceClient, session: ChatSession | None, camera_id: str | No
     given = st.session_state.question
     if given is None or session is None:
         return
+    document_id = None
     try:
-        document_id = None
         for file in given.files:
             document_id = client.add_document(file.name, file, file.type or "text/plain").document_id
-        text = given.text.strip() or ("Summarize this document." if document_id else "")
-        if text:
-            client.ask(
-                ChatAsk(
-                    session_id=session.session_id, text=text, camera_id=camera_id, document_id=document_id, due_s=due_s
-                )
-            )
     except ServiceError as error:
         say_error(error)
+        return
+    text = given.text.strip() or ("Summarize this document." if document_id else "")
+    if text:
+        _send(
+            client,
+            {
+                "session_id": session.session_id,
+                "text": text,
+                "camera_id": camera_id,
+                "document_id": document_id,
+                "due_s": due_s,
+            },
+        )
+
+
+def _send(client: ServiceClient, question: dict[str, Any]) -> None:
+    """Ask; a question that is refused is kept, with the reason, for the user to send again."""
+    try:
+        client.ask(ChatAsk.model_validate(question))
+    except ServiceError as error:
+        st.session_state[UNSENT_KEY] = {**question, "reason": str(error), "due_s": None}

@@ -421,6 +421,26 @@ def test_stop_names_the_answer(scene: Scene) -> None:
     assert scene.acted()[-1] | {"at": 0} == {"what": "stop", "answer_id": "a1", "at": 0}
 
 
+def test_a_refused_question_is_kept_to_be_sent_again(scene: Scene) -> None:
+    unsent = {"text": f"my long question {HOSTILE}", "reason": "the model server is starting"}
+    scene.mount("transcript", **conversation(), unsent=unsent)
+    expect(scene.page.get_by_text("my long question")).to_have_text(unsent["text"])
+    expect(scene.page.get_by_text("Not sent: the model server is starting")).to_be_visible()
+    scene.page.get_by_role("button", name="Send again").click()
+    assert scene.acted()[-1]["what"] == "resend"
+
+
+def test_the_page_is_told_once_that_the_cameras_changed(scene: Scene) -> None:
+    scene.mount("transcript", **conversation(), cameras=["c1"])
+    for _ in range(2):
+        scene.say("status", **status())
+    for _ in range(3):
+        scene.say("status", **{**status(), "cameras": [camera(), camera(camera_id="c2", name="yard")]})
+    scene.page.wait_for_function("framechatLink.status?.cameras.length === 2 && window.acted.length > 0")
+    scene.page.wait_for_timeout(300)
+    assert [item["what"] for item in scene.acted()] == ["cameras"]
+
+
 MARKDOWN: list[Any] = [
     pytest.param("a `b*c*` *d*", "<p>a <code>b*c*</code> <em>d</em></p>", id="inline"),
     pytest.param("# T\n- x\n- y", '<p class="heading">T</p><ul><li>x</li><li>y</li></ul>', id="list"),

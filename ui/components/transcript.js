@@ -109,7 +109,17 @@ export default panel(({ root, link, on, atEnd }) => {
   const again = h("button", { class: "plain", onclick: () => send("action", { what: "new", at: Date.now() }) }, "New chat");
   const log = h("div", { class: "log scroll", role: "log", "aria-label": "Conversation", tabindex: "0" });
   const empty = h("div", { class: "quiet", role: "status" });
-  root.append(h("header", {}, h("h2", { class: "title" }, "Chat"), tally, again), log, empty);
+  const unsentText = h("p", { class: "say" });
+  const unsentReason = h("div", { class: "small bad" });
+  const unsent = h(
+    "div",
+    { class: "unsent", role: "alert", hidden: true },
+    unsentText,
+    unsentReason,
+    h("button", { class: "plain", onclick: () => send("action", { what: "resend", at: Date.now() }) }, "Send again"),
+    h("button", { class: "plain", onclick: () => send("action", { what: "drop", at: Date.now() }) }, "Discard"),
+  );
+  root.append(h("header", {}, h("h2", { class: "title" }, "Chat"), tally, again), log, empty, unsent);
   let turns = [];
   let sessionId = null;
   let data = {};
@@ -207,6 +217,9 @@ export default panel(({ root, link, on, atEnd }) => {
 
   function drawState() {
     const status = link.status;
+    show(unsent, Boolean(data.unsent));
+    put(unsentText, data.unsent?.text ?? "");
+    put(unsentReason, data.unsent ? `Not sent: ${data.unsent.reason}` : "");
     show(log, turns.length > 0);
     show(again, turns.length > 0);
     show(empty, turns.length === 0);
@@ -231,7 +244,14 @@ export default panel(({ root, link, on, atEnd }) => {
     cancelAnimationFrame(drawing);
     unfollow();
   });
-  on("status", drawState);
+  let told = null;
+  on("status", (status) => {
+    drawState();
+    const cameras = JSON.stringify(status.cameras.map((camera) => camera.camera_id));
+    if (!data.session || cameras === JSON.stringify(data.cameras) || cameras === told) return;
+    told = cameras;
+    send("action", { what: "cameras", at: Date.now() });
+  });
   on("latency", drawState);
   on("phase", (phase) => {
     drawState();
@@ -242,6 +262,7 @@ export default panel(({ root, link, on, atEnd }) => {
     update: (component) => {
       send = component.setTriggerValue;
       data = component.data;
+      told = null;
       take(data.session);
     },
   };

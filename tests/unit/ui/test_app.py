@@ -155,12 +155,14 @@ def test_the_switch_attaches_the_chosen_cameras_picture(service: Service) -> Non
     assert ask["camera_id"] == "c1"
 
 
-def test_a_refused_question_is_told_and_the_page_stays(service: Service) -> None:
+def test_a_refused_question_is_kept_with_the_reason(service: Service) -> None:
     app = page().run()
     service.refusal = "8 answers are in flight; wait for one to end"
     app.chat_input[0].set_value("one more").run()
     assert not app.exception
-    assert "8 answers are in flight" in app.toast[0].value
+    unsent = app.session_state["unsent"]
+    assert unsent["text"] == "one more"
+    assert "8 answers are in flight" in unsent["reason"]
 
 
 def test_search_asks_the_service_for_the_words(service: Service) -> None:
