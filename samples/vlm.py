@@ -1,6 +1,6 @@
 """The sample VLM as a checkpoint folder, built once into the cache.
 
-`python -m samples.vlm` builds it and prints where it lies.
+`python -m samples.vlm [PYTHON]` builds it (with that Python of a server environment) and prints where it lies.
 """
 
 from __future__ import annotations
@@ -176,7 +176,8 @@ def _pump(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> Non
 def main() -> int:
     """Build and print the folder; 1 and one line on stderr when it cannot be."""
     try:
-        print(ensure_checkpoint(lambda line: print(line, file=sys.stderr)))
+        python = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+        print(ensure_checkpoint(lambda line: print(line, file=sys.stderr), python))
     except SampleModelError as error:
         print(error, file=sys.stderr)
         return 1

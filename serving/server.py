@@ -19,8 +19,17 @@ from typing import Any
 import httpx
 
 from serving.attach import RunningServer, UnreachableError, describe_running, reason_of
-from serving.command import ServerError, build_command, build_environment, resolve_model, server_python
-from serving.config import ServerConfig
+from serving.command import (
+    PROJECT,
+    ServerError,
+    build_command,
+    build_environment,
+    model_argument,
+    sample_builder,
+    sample_checkpoint,
+    server_python,
+)
+from serving.config import SAMPLE_MODEL, ServerConfig
 from serving.process import GuardedProcess, describe_exit, tail
 from serving.records import now_s
 from serving.startup import LogFollower, cause_of, progress_of
@@ -34,6 +43,7 @@ _HEALTH_MISSES = 3  # so many unanswered health checks in a row, and the server 
 _ATTACHED_INTERVAL_S = 5.0
 _KEPT_LINES = 400
 _LAST_LINES = 80
+_BUILDER_GRACE_S = 2.0
 
 
 class ModelServer:
@@ -103,7 +113,9 @@ class ModelServer:
         try:
             check_port(self.config.host, self.config.port, "serving.server.port")
             python = server_python(self.config)
-            model = await self._resolve_model(state)
+            model = await self._model_argument(python, state)
+            if self._stopping:
+                return
             self._say(state, "starting vLLM")
             self._lines.clear()
             self._follower = LogFollower(self.log_path)
@@ -114,19 +126,46 @@ class ModelServer:
                 grace_s=self.config.shutdown_timeout_s,
             )
             await self._process.start()
+            if self._stopping:  # while it was starting
+                await self._process.stop()
         except (ServerError, OSError) as error:
             self._say("down", str(error))
             raise ServerError(str(error)) from error
         self._say(state, "starting vLLM", pid=self._process.pid)
 
-    async def _resolve_model(self, state: State) -> str:
-        """Resolve in a thread (the sample model may have to be built), with its progress as ours."""
-        loop = asyncio.get_running_loop()
+    async def _model_argument(self, python: Path, state: State) -> str:
+        """What vLLM loads. The sample model is built first where it is missing, with its progress as ours."""
+        if self.config.model != SAMPLE_MODEL:
+            return model_argument(self.config.model)
+        folder = sample_checkpoint()
+        if folder is None:
+            await self._build_sample(python, state)
+            folder = sample_checkpoint()
+        if folder is None:
+            raise ServerError("the sample model is not complete after it was built; run `python -m samples.vlm`")
+        return str(folder)
 
-        def progress(line: str) -> None:
-            loop.call_soon_threadsafe(self._say, state, line)
-
-        return await asyncio.to_thread(resolve_model, self.config.model, progress)
+    async def _build_sample(self, python: Path, state: State) -> None:
+        """In a process of its own, so that Ctrl-C ends it at once."""
+        log_path = self.log_path.with_name("sample-model.log")
+        follower = LogFollower(log_path)
+        self._process = builder = GuardedProcess(
+            sample_builder(python),
+            log_path=log_path,
+            env={**self._environ, "PYTHONUNBUFFERED": "1"},
+            cwd=PROJECT,
+            grace_s=_BUILDER_GRACE_S,
+        )
+        await builder.start()
+        ended = asyncio.ensure_future(builder.wait())
+        line = "building the sample model"
+        while not ended.done():
+            line = ([line, *follower.lines()])[-1]
+            self._say(state, line)
+            await asyncio.wait({ended}, timeout=_TICK_S)
+        if ended.result() != 0:
+            line = ([line, *follower.lines()])[-1]
+            raise ServerError(line if not self._stopping else "stopped")
 
     # -- ready ---------------------------------------------------------------------------------------------------
 

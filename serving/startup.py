@@ -28,6 +28,7 @@ _ERROR = re.compile(r"(?:^|[\s:])((?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Excepti
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) *(?:(?:INFO|WARNING|ERROR) [\d-]+ [\d:]+ \[[^\]]*\] *)?")
 # True, but not the cause: the cause was logged before.
 _CONSEQUENCES = ("See root cause above", "Engine core initialization failed", "Engine core proc", "WorkerProc init")
+_ENGINE_DIED = "EngineDeadError"
 
 
 def progress_of(line: str) -> str | None:
@@ -53,7 +54,9 @@ def cause_of(lines: Iterable[str]) -> str | None:
         if not found:
             continue
         text = (f"{found.group(1)}: {found.group(2)}" if found.group(1) else found.group(3))[:_MAX_DETAIL_CHARS]
-        if any(mark in text for mark in _CONSEQUENCES):
+        if _ENGINE_DIED in text:
+            consequence = "its engine process died"
+        elif any(mark in text for mark in _CONSEQUENCES):
             consequence = text
         else:
             return text
