@@ -100,6 +100,7 @@ def status(**server: Any) -> dict[str, Any]:
         "engine": {
             "running": 3, "waiting": 1, "kv_cache_usage": 0.125, "prefix_cache_hit_rate": 0.5, "preemptions": 0,
             "multimodal_cache_hit_rate": None, "tokens_per_step": 130.4, "age_s": 0.2,
+            "prompt_tokens_per_s": 212.0, "generation_tokens_per_s": 31.0,
         },
         "cameras": [camera()],
     }  # fmt: skip
@@ -109,7 +110,8 @@ def camera(**changes: Any) -> dict[str, Any]:
     return {
         "camera_id": "c1", "name": "street", "source": "sample", "state": "live", "detail": "", "width_px": 64,
         "height_px": 48, "frames": 5, "frames_dropped": 0, "frames_damaged": 0, "source_fps": 10.0, "detect_fps": 5.0,
-        "frame_age_p95_ms": 60.0, "reconnects": 0, "people_seen": 2, "people_described": 1, "tracks": [], **changes,
+        "frame_age_p95_ms": 60.0, "reconnects": 0, "people_seen": 2, "people_described": 1,
+        "people_not_described": {}, "tracks": [], **changes,
     }  # fmt: skip
 
 
@@ -132,7 +134,7 @@ def latency(timeline: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         return {
             "traffic_class": name, "ttft": ttft, "itl": itl, "tpot": figures(), "ttft_slo_p95_ms": 2000.0,
             "itl_slo_p99_ms": 500.0, "stalls": 0, "waiting": 0, "in_flight": 0, "done": 0, "failed": 0,
-            "cancelled": 0, "skipped": {}, **more,
+            "cancelled": 0, "skipped": {}, "failures": {}, **more,
         }  # fmt: skip
 
     return {
@@ -298,6 +300,16 @@ def test_a_failed_description_says_why(scene: Scene) -> None:
     scene.say("description", **description(state="failed", reason="the stream was cut"))
     expect(scene.page.get_by_role("article")).to_contain_text("failed")
     expect(scene.page.get_by_role("article")).to_contain_text("the stream was cut")
+
+
+def test_people_who_left_without_a_description_are_counted_by_reason(scene: Scene) -> None:
+    scene.mount("descriptions", found=None)
+    cameras = [
+        camera(people_not_described={"too small": 4}),
+        camera(camera_id="c2", people_not_described={"too small": 1}),
+    ]
+    scene.say("status", **{**status(), "cameras": cameras})
+    expect(scene.page.get_by_text("Left without a description: 5 too small")).to_be_visible()
 
 
 def test_the_feed_keeps_the_newest_and_does_not_grow(scene: Scene) -> None:

@@ -102,7 +102,8 @@ export default panel(({ root, link, on, atEnd }) => {
   const empty = h("div", { class: "quiet", role: "status" });
   root.classList.add("box");
   const back = h("button", { class: "plain", hidden: true, onclick: () => send("action", { what: "live", at: Date.now() }) }, "Back to live");
-  root.append(h("header", {}, heading, tally, back), key, feed, empty);
+  const others = h("div", { class: "others small soft", hidden: true });
+  root.append(h("header", {}, heading, tally, back), key, feed, empty, others);
   let send = () => {};
   let found = null; // the result of a search, or null while the live feed shows
 
@@ -153,11 +154,18 @@ export default panel(({ root, link, on, atEnd }) => {
   }
 
   function drawTally() {
-    const camera = link.latency?.classes.find((item) => item.traffic_class === "camera");
-    const left = camera ? Object.values(camera.skipped).reduce((a, b) => a + b, 0) : 0;
-    const reasons = camera ? Object.entries(camera.skipped).map(([why, number]) => `${number} ${why}`) : [];
-    put(tally, camera && !found ? `${count(camera.done)} done${left ? ` · ${count(left)} not described` : ""}` : "");
-    tally.title = reasons.join("\n");
+    const cameras = link.status?.cameras ?? [];
+    let described = 0;
+    const reasons = {};
+    for (const camera of cameras) {
+      described += camera.people_described;
+      for (const [why, number] of Object.entries(camera.people_not_described ?? {})) reasons[why] = (reasons[why] ?? 0) + number;
+    }
+    put(tally, cameras.length && !found ? `${count(described)} people described` : "");
+    const list = Object.entries(reasons).sort((a, b) => b[1] - a[1]).map(([why, number]) => `${count(number)} ${why}`);
+    put(others, `Left without a description: ${list.join(", ")}`);
+    others.title = list.join("\n");
+    show(others, list.length > 0 && !found);
   }
 
   const timer = setInterval(() => {
@@ -171,7 +179,7 @@ export default panel(({ root, link, on, atEnd }) => {
   atEnd(() => clearInterval(timer));
   on("descriptions", draw);
   on("description", draw);
-  on("latency", drawTally);
+  on("status", drawTally);
   on("token", (message) => {
     const card = cards.get(message.description_id);
     const view = link.descriptions.get(message.description_id);

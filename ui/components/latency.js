@@ -75,16 +75,22 @@ class Group {
   update(view) {
     const skipped = Object.values(view.skipped).reduce((a, b) => a + b, 0);
     const parts = [`${view.in_flight} in flight`, `${view.waiting} waiting`, `${count(view.done)} done`];
+    const failures = Object.entries(view.failures ?? {}).map(([why, number]) => `${number} failed: ${why}`);
     if (view.failed) parts.push(`${count(view.failed)} failed`);
     if (view.cancelled) parts.push(`${count(view.cancelled)} cancelled`);
     if (skipped) parts.push(`${count(skipped)} skipped`);
     parts.push(`${count(view.stalls)} ${view.stalls === 1 ? "stall" : "stalls"}`);
     put(this.load, parts.join(" · "));
-    this.load.title = Object.entries(view.skipped).map(([why, number]) => `${number} skipped: ${why}`).join("\n");
+    const left = Object.entries(view.skipped).map(([why, number]) => `${number} skipped: ${why}`);
+    this.load.title = [...failures, ...left].join("\n");
     this.ttft.update(view.ttft, view.ttft_slo_p95_ms, "p95_ms");
     this.itl.update(view.itl, view.itl_slo_p99_ms, "p99_ms");
     show(this.root, MAIN.includes(view.traffic_class) || view.in_flight + view.waiting + view.done + view.ttft.count > 0);
   }
+}
+
+function rate(tokens) {
+  return tokens === null || tokens === undefined ? "–" : `${tokens < 9.95 ? tokens.toFixed(1) : Math.round(tokens)} tokens/s`;
 }
 
 /** A figure of the server with its name and, for a share, a bar. */
@@ -254,6 +260,8 @@ export default panel(({ root, link, on, atEnd }) => {
     budget: fact("Step budget", "The most tokens one step of the engine may process"),
     chunk: fact("Long prefill", "The most tokens of one long prompt that a step may take"),
     step: fact("Tokens a step", "Tokens the engine processed in a step, lately"),
+    prefill: fact("Prefill", "Prompt tokens the engine processed a second, lately"),
+    decode: fact("Decode", "Tokens the engine wrote a second, lately"),
     hits: fact("Prefix hits", "Share of prompt tokens found in the prefix cache"),
     preempted: fact("Preemptions", "Requests put back for want of cache, since the server started"),
   };
@@ -332,6 +340,8 @@ export default panel(({ root, link, on, atEnd }) => {
     const chunk = server.long_prefill_token_threshold;
     facts.chunk.set(chunk ? `≤ ${count(chunk)} tokens` : "–");
     facts.step.set(engine.tokens_per_step === null ? "–" : engine.tokens_per_step.toFixed(0));
+    facts.prefill.set(rate(engine.prompt_tokens_per_s));
+    facts.decode.set(rate(engine.generation_tokens_per_s));
     facts.hits.set(percent(engine.prefix_cache_hit_rate));
     facts.preempted.set(count(engine.preemptions));
   }
