@@ -290,9 +290,12 @@ class CameraReader:
         kind, source = kind_of(camera.source), camera.source
         if kind == "sample":
             self._set("connecting", "making the sample video")
-            from samples.video import ensure_video  # noqa: PLC0415 - only where it is asked for
+            from samples.video import SampleVideoError, ensure_video  # noqa: PLC0415 - only where it is asked for
 
-            kind, source = "file", str(ensure_video(source))
+            try:
+                kind, source = "file", str(ensure_video(source))
+            except SampleVideoError as error:
+                raise _ReaderError(str(error), fatal=True) from error
         self._live = kind in ("webcam", "url")
         newest = self._newest
         return ReaderSettings(

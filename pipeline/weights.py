@@ -10,6 +10,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
+from samples.vlm import cache_folder
+
 SAMPLE_WEIGHTS = Path(__file__).parent.parent / "samples" / "weights" / "person-yolo26n.pt"
 _OFFICIAL = re.compile(r"^yolo26[nsmlx]\.pt$")
 _HOST = ("github.com", 443)
@@ -22,12 +24,6 @@ _DOWNLOAD = (
 
 class WeightsError(ValueError):
     """The weights cannot be used; one line with the mend."""
-
-
-def cache_folder() -> Path:
-    """Where downloads and the libraries' settings go: $FRAMECHAT_CACHE or ~/.cache/framechat."""
-    given = os.environ.get("FRAMECHAT_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "framechat"
 
 
 def ultralytics_environment() -> dict[str, str]:
@@ -46,6 +42,11 @@ def ultralytics_environment() -> dict[str, str]:
     }
 
 
+def is_official(name: str) -> bool:
+    """Whether `name` is one that the vendor offers for download."""
+    return _OFFICIAL.match(name) is not None
+
+
 def resolve_weights(name: str) -> tuple[Path, str]:
     """The file to load for `detect.weights`, and a warning to show ("" when it is what was asked for).
 
@@ -60,7 +61,7 @@ def resolve_weights(name: str) -> tuple[Path, str]:
     path = Path(name).expanduser()
     if path.is_file():
         return path, ""
-    if not _OFFICIAL.match(name):
+    if not is_official(name):
         raise WeightsError(
             f"detect.weights {name}: no such file; allowed: a file, yolo26n.pt (or s, m, l, x), or `sample`"
         )

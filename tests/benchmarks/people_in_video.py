@@ -71,9 +71,11 @@ def main() -> None:
     with DetectorProcess(config.detect) as detector, open_source(camera, config.source) as reader:
         index, last_s = -1, 0.0
         while index < arguments.frames - 1:
-            frame = reader.wait_frame(index, 10.0)
+            frame = reader.wait_frame(index, 1.0)
             if frame is None:
-                break
+                if reader.status().finished:
+                    break
+                continue
             index, last_s = frame.index, frame.media_s or 0.0
             if last_s + 1e-6 < next_detection_s:
                 continue
@@ -110,7 +112,7 @@ def main() -> None:
             tracks = ",".join(map(str, everyone[decision.person_id].track_ids))
             lines = [
                 f"person {decision.person_id} tr {tracks} {view.media_s or 0:.1f} s",
-                f"{view.quality.height_px:.0f}px c{view.confidence:.2f} o{view.quality.overlap:.2f} s{view.quality.sharpness:.0f}",
+                f"{view.quality.height_px:.0f} px, conf {view.confidence:.2f}, overlap {view.quality.overlap:.2f}",
                 decision.reason[:28],
                 decision.reason[28:56],
             ]
