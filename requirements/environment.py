@@ -29,6 +29,11 @@ TORCH_INDEX_TIMEOUT_S = 15
 STEP_TIMEOUT_S = 3600.0
 STAMP = "framechat.json"
 NOT_FINISHED = "not finished"
+# Imported once at the end: they must import, and this compiles of each package what is used (a third of the whole).
+IMPORTS = {
+    "app": "import cv2, fastapi, openai, sqlalchemy, streamlit.web.bootstrap, torch; from ultralytics import YOLO",
+    "server": "import transformers, vllm.entrypoints.openai.api_server",
+}
 # What `pip check` may say of the server's environment. The first is installed for its model file alone; the others are
 # absent where they do not import.
 EXPECTED_COMPLAINTS = (
@@ -155,7 +160,15 @@ def _last_lines(log: Path, offset: int) -> str:
 
 def _run(environment: Environment, command: list[str | Path], *, may_fail: bool = False) -> tuple[int, str]:
     """Run one step, its output in the environment's log; return its exit status and last lines."""
-    ignored = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"}
+    ignored = {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PYTHONDONTWRITEBYTECODE",
+        "VIRTUAL_ENV",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_USER",
+    }
     environ = {name: value for name, value in os.environ.items() if name not in ignored}
     environ.update(PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1", PYTHONNOUSERSITE="1")
     if environment.stopped:
@@ -183,28 +196,32 @@ def _run(environment: Environment, command: list[str | Path], *, may_fail: bool 
     return status, said
 
 
-def pip(environment: Environment, *words: str | Path, may_fail: bool = False) -> tuple[int, str]:
-    """Run the environment's pip; return its exit status and last lines.
+def install(environment: Environment, *words: str | Path, may_fail: bool = False) -> tuple[int, str]:
+    """Install with the environment's pip, wheels only and without dependencies: the lock names them all.
+
+    Returns:
+        The exit status and the last lines said.
 
     Raises:
         SetupError: It failed and may not.
     """
-    return _run(environment, [environment.python, "-m", "pip", *words], may_fail=may_fail)
+    options = ["--no-deps", "--no-compile", "--progress-bar", "off"]
+    if "--editable" not in words:
+        options += ["--only-binary", ":all:"]
+    return _run(environment, [environment.python, "-m", "pip", "install", *options, *words], may_fail=may_fail)
 
 
 def _install_torch(environment: Environment) -> None:
     wanted = torch_requirements(platform.system())
     environment.doing = f"installing {wanted[0]}"
-    status, said = pip(environment, "install", "--no-deps", "--only-binary", ":all:", *wanted, may_fail=True)
+    status, said = install(environment, *wanted, may_fail=True)
     if status == 0:
         return
     if "No matching distribution found" not in said:
         raise SetupError(f"{environment.name}: {environment.doing} failed; see {environment.log}\n    {said}")
     environment.doing = f"installing {wanted[0]} from PyTorch's index"
-    status, _ = pip(
-        environment, "install", "--no-deps", "--only-binary", ":all:", "--index-url", TORCH_INDEX,
-        "--timeout", str(TORCH_INDEX_TIMEOUT_S), "--retries", "0", *wanted, may_fail=True,
-    )  # fmt: skip
+    once = ["--index-url", TORCH_INDEX, "--timeout", str(TORCH_INDEX_TIMEOUT_S), "--retries", "0"]
+    status, _ = install(environment, *once, *wanted, may_fail=True)
     if status != 0:
         raise SetupError(
             f"{environment.name}: no {wanted[0]}: pip's own sources lack the wheel for this Python and {TORCH_INDEX} "
@@ -221,12 +238,13 @@ def _drop_broken_torchvision(environment: Environment) -> None:
     environment.doing = "trying torchvision"
     status, _ = _run(environment, [environment.python, "-c", "import torchvision"], may_fail=True)
     if status != 0:
-        pip(environment, "uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
+        names = ["torchvision", "torchaudio", "torchcodec"]
+        _run(environment, [environment.python, "-m", "pip", "uninstall", "--yes", *names])
 
 
 def _check(environment: Environment) -> None:
     environment.doing = "checking"
-    status, _ = pip(environment, "check", may_fail=True)
+    status, _ = _run(environment, [environment.python, "-m", "pip", "check"], may_fail=True)
     if status == 0:
         return
     text = environment.log.read_text(encoding="utf-8", errors="replace").rpartition("$ -m pip check\n")[2]
@@ -251,13 +269,15 @@ def build(environment: Environment) -> None:
     if environment.device == "cpu":
         _install_torch(environment)
     environment.doing = "installing packages"
-    pip(environment, "install", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", environment.lock)
+    install(environment, "--require-hashes", "-r", environment.lock)
     if environment.name == "app":
         environment.doing = "installing framechat"
-        pip(environment, "install", "--no-deps", "--no-build-isolation", "--editable", ROOT)
+        install(environment, "--no-build-isolation", "--editable", ROOT)
     else:
         _drop_broken_torchvision(environment)
     _check(environment)
+    environment.doing = "importing"
+    _run(environment, [environment.python, "-c", IMPORTS[environment.name]])
     _write_stamp(environment, want)
 
 

@@ -26,9 +26,9 @@ from environment import (
     Environment,
     build,
     create,
+    install,
     is_current,
     locked_requirement,
-    pip,
     read_stamp,
     starts_afresh,
 )
@@ -37,6 +37,7 @@ from needs import (
     SetupError,
     parse_arguments,
     read_needs,
+    refuse_missing_libraries,
     refuse_missing_venv,
     refuse_python,
     server_refusal,
@@ -142,7 +143,7 @@ def _server_settings(app: Environment, config: Path) -> dict[str, object]:
             only = Path(folder) / "pyyaml.txt"
             only.write_text(locked_requirement(lock, "pyyaml"), encoding="utf-8")
             app.doing = "installing PyYAML"
-            pip(app, "install", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", only)
+            install(app, "--require-hashes", "-r", only)
         answer = ask()
     if answer.returncode != 0:
         raise SetupError(f"{config}: is not YAML ({answer.stderr.strip().splitlines()[-1]})")
@@ -189,6 +190,7 @@ def _prepare(options: argparse.Namespace, progress: Progress) -> None:
     missing = [one for one in _wanted(options) if not is_current(one)]
     if not missing:
         return
+    refuse_missing_libraries()
     _refuse_low_disk(missing)
     build_all(missing, progress)
     progress.end()

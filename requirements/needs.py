@@ -6,13 +6,16 @@ Used before anything is installed: standard library only.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
+import platform
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 OLDEST, NEWEST = (3, 11), (3, 14)
+OPENCV_LIBRARIES = ("libGL.so.1", "libgthread-2.0.so.0", "libxcb.so.1")
 SERVER_URL_ADVICE = (
     "run the app alone against a server elsewhere: make run ARGS='--server-url http://HOST:8000/v1', "
     "or CONFIG=configs/external.yaml"
@@ -44,6 +47,23 @@ def refuse_missing_venv() -> None:
     """Raise SetupError where the system's Python comes without venv (Debian packs it apart)."""
     if importlib.util.find_spec("ensurepip") is None or importlib.util.find_spec("venv") is None:
         raise SetupError("this Python cannot make virtual environments; install it: apt install python3-venv")
+
+
+def refuse_missing_libraries(load: Callable[[str], object] = ctypes.CDLL) -> None:
+    """Raise SetupError where a shared library that OpenCV's wheel expects of the system is missing.
+
+    Bare servers and containers lack them. `load` opens a library or raises OSError.
+    """
+    if platform.system() != "Linux":
+        return
+    missing = []
+    for library in OPENCV_LIBRARIES:
+        try:
+            load(library)
+        except OSError:
+            missing.append(library)
+    if missing:
+        raise SetupError(f"OpenCV needs {', '.join(missing)}; install: apt install libgl1 libglib2.0-0")
 
 
 def server_refusal(system: str, machine: str) -> str | None:
