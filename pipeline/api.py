@@ -160,6 +160,8 @@ class EngineView(BaseModel):
     multimodal_cache_hit_rate: float | None = None
     preemptions: int | None = None
     tokens_per_step: float | None = None
+    prompt_tokens_per_s: float | None = None
+    generation_tokens_per_s: float | None = None
     age_s: float | None = None
 
 

@@ -239,7 +239,7 @@ class Describer:
         if event.text and not event.reasoning:
             job.text.append(event.text)
             job.view = job.view.model_copy(update={"text": "".join(job.text)})
-            self._feed.token(job.view.description_id, event.text)
+            self._feed.token(job.view, event.text)
 
     def _cancel(self, camera_id: str, person_id: str | None, reason: str) -> None:
         for job in [*self._waiting.values(), *self._running.values()]:

@@ -79,9 +79,10 @@ class Feed:
         self._remember(view)
         self._send(FeedEvent("description", view.model_dump_json()))
 
-    def token(self, description_id: str, text: str) -> None:
-        """Tell every listener what was added to a streaming description."""
-        self._send(FeedEvent("token", json.dumps({"description_id": description_id, "text": text})))
+    def token(self, view: DescriptionView, text: str) -> None:
+        """Tell every listener that `text` was added to a streaming description, which is `view` now."""
+        self._remember(view)
+        self._send(FeedEvent("token", json.dumps({"description_id": view.description_id, "text": text})))
 
     def recent(self) -> list[DescriptionView]:
         """The newest descriptions, newest first, running ones among them."""

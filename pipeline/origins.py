@@ -117,7 +117,7 @@ class Gate:
         if not declared.isdecimal() or int(declared) > limit:
             await problem(413, too_large(limit))(scope, receive, respond)
             return
-        await self._app(scope, _bounded(receive, limit), respond)
+        await _bounded(self._app, limit)(scope, receive, respond)
 
     def _with_headers(self, send: Send, origin: str | None) -> Send:
         async def respond(message: Message) -> None:
@@ -138,17 +138,30 @@ def too_large(limit_bytes: int) -> str:
     return f"the request is too large, allowed: {limit_bytes / 2**20:,.0f} MB"
 
 
-def _bounded(receive: Receive, limit_bytes: int) -> Receive:
-    """`receive` that refuses a body which outgrows what it declared or never said."""
-    received = 0
+def _bounded(app: ASGIApp, limit_bytes: int) -> ASGIApp:
+    """`app`, refusing a body that outgrows its bound without having declared its length."""
 
-    async def bounded() -> Message:
-        nonlocal received
-        message = await receive()
-        if message["type"] == "http.request":
+    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        received = 0
+        refused = False
+
+        async def count() -> Message:
+            nonlocal received
+            message = await receive()
             received += len(message.get("body", b""))
             if received > limit_bytes:
                 raise ApiError(413, too_large(limit_bytes))
-        return message
+            return message
+
+        async def answer(message: Message) -> None:
+            # Whatever the framework makes of a body that broke off, the reason is this one.
+            nonlocal refused
+            if received <= limit_bytes:
+                await send(message)
+            elif not refused:
+                refused = True
+                await problem(413, too_large(limit_bytes))(scope, receive, send)
+
+        await app(scope, count, answer)
 
     return bounded

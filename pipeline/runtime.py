@@ -51,6 +51,7 @@ class Runtime:
         self.uploads = Uploads(config)
         self._tasks: set[asyncio.Task[None]] = set()
         self._adding = asyncio.Lock()
+        self._detector: DetectorProcess | None = None  # starts with the first camera
 
     async def start(self) -> None:
         """Open the store, start the cameras, look for the model server."""
@@ -71,7 +72,6 @@ class Runtime:
         self.describer = Describer(config, self.traffic, self.writer, self.feed, ready=False)
         self.server = ServerWatch(config, self.describer.set_ready)
         self.api_headers = headers
-        self.detector = DetectorProcess(config.detect)
         self._spawn(self.server.run())
         self._spawn(self.writer.keep_swept())
         for camera in config.cameras:
@@ -80,7 +80,9 @@ class Runtime:
     async def stop(self) -> None:
         """End everything that was started; descriptions under way are cancelled and stored as such."""
         ends = [worker.close for worker in self.cameras.values()]
-        await asyncio.gather(*(asyncio.to_thread(end) for end in [*ends, self.detector.close]))
+        if self._detector is not None:
+            ends.append(self._detector.close)
+        await asyncio.gather(*(asyncio.to_thread(end) for end in ends))
         await self.describer.close("the service stops")
         for task in self._tasks:
             task.cancel()
@@ -125,8 +127,9 @@ class Runtime:
         del self.cameras[camera_id]
         await asyncio.to_thread(worker.close)
         self.describer.cancel(camera_id, None, "camera removed")
-        with contextlib.suppress(DetectorError):
-            await asyncio.to_thread(self.detector.forget, camera_id)
+        if self._detector is not None:
+            with contextlib.suppress(DetectorError):
+                await asyncio.to_thread(self._detector.forget, camera_id)
         if all(other.camera.source != worker.camera.source for other in self.cameras.values()):
             await asyncio.to_thread(self.uploads.remove, worker.camera.source)
 
@@ -147,7 +150,9 @@ class Runtime:
         while camera_id in self.cameras:
             number += 1
             camera_id = f"{base}-{number}"
-        worker = CameraWorker(camera_id, camera, self.config, self.detector, self.describer)
+        if self._detector is None:
+            self._detector = DetectorProcess(self.config.detect)
+        worker = CameraWorker(camera_id, camera, self.config, self._detector, self.describer)
         self.cameras[camera_id] = worker
         worker.start()
         return worker
@@ -163,18 +168,19 @@ class Runtime:
             server=self.server.view,
             engine=self.server.engine_view(),
             cameras=[worker.view() for worker in list(self.cameras.values())],
-            detector=_detector_words(self.detector.status()),
+            detector=_detector_words(self._detector.status()) if self._detector is not None else "",
             warnings=self.warnings(),
         )
 
     def warnings(self) -> list[str]:
         """What the user should know and can mend."""
         found = []
-        detector = self.detector.status()
-        if detector.warning:
-            found.append(detector.warning)
-        if detector.state == "failed":
-            found.append(f"nobody is detected: {detector.detail}")
+        if self._detector is not None:
+            detector = self._detector.status()
+            if detector.warning:
+                found.append(detector.warning)
+            if detector.state == "failed":
+                found.append(f"nobody is detected: {detector.detail}")
         if self.writer.problem:
             found.append(f"nothing is stored: {self.writer.problem}")
         if self.writer.lost:

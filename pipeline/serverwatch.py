@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -22,7 +21,7 @@ from pipeline.config import Config
 from serving.attach import RunningServer, describe_running
 from serving.command import ServerError
 from serving.config import ServerConfig
-from serving.enginemetrics import EngineMetrics
+from serving.enginemetrics import EngineFigures, EngineMetrics
 from serving.records import now_s
 from serving.status import ServerStatus, read_status
 
@@ -31,7 +30,6 @@ _POLL_S = 1.0
 _PATIENCE_S = 3.0
 _SLOW_POLLS = 5  # a busy front end may answer late; a refused connection is believed at once
 _DESCRIBE_EVERY_S = 30.0
-_ENGINE_EVERY_S = 1.0
 
 
 def api_headers(config: Config) -> tuple[str | None, dict[str, str]]:
@@ -58,7 +56,7 @@ class ServerWatch:
         file = os.environ.get(STATUS_FILE_VARIABLE)
         self._file = Path(file) if file else None
         self._metrics = EngineMetrics(api_key=self._api_key)
-        self._engine: dict[str, Any] = {}
+        self._engine = EngineFigures()
         self._engine_at_s: float | None = None
         self._facts: RunningServer | None = None
         self._facts_at_s = 0.0
@@ -92,7 +90,7 @@ class ServerWatch:
     def engine_view(self) -> EngineView:
         """The server's own figures, and how old they are."""
         age_s = None if self._engine_at_s is None else now_s() - self._engine_at_s
-        return EngineView(**self._engine, age_s=age_s)
+        return EngineView(**asdict(self._engine), age_s=age_s)
 
     async def run(self) -> None:
         """Poll for ever."""
@@ -103,6 +101,7 @@ class ServerWatch:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+        await self._metrics.close()
         await self._metrics.close()
 
     # --- one poll --------------------------------------------------------------------------------------------------
@@ -182,7 +181,7 @@ class ServerWatch:
             self._facts_at_s = now_s()
 
     async def _read_engine(self) -> None:
-        if self._engine_at_s is not None and now_s() - self._engine_at_s < _ENGINE_EVERY_S:
-            return
-        self._engine = dataclasses.asdict(await self._metrics.read(self._root))
-        self._engine_at_s = now_s()
+        figures = await self._metrics.read(self._root)
+        if figures != EngineFigures():  # an unanswered read leaves the last figures, and their age tells
+            self._engine = figures
+            self._engine_at_s = now_s()
