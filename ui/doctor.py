@@ -34,16 +34,16 @@ CHECKS: tuple[Check, ...] = (
 _STYLE = {Level.OK: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
 
 
-def examine(config: Config, checks: Sequence[Check] = CHECKS) -> list[Finding]:
+def examine(config: Config, checks: Sequence[Check]) -> list[Finding]:
     """Every check's findings, in order. Most checks wait for a process or an answer, so they run side by side."""
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
         return [finding for findings in pool.map(lambda check: check(config), checks) for finding in findings]
 
 
-def run_doctor(config: Config, console: Console | None = None) -> int:
+def run_doctor(config: Config, console: Console | None = None, checks: Sequence[Check] = CHECKS) -> int:
     """Print the table; 1 when something is missing without which this deployment cannot run, else 0."""
     console = console or Console()
-    findings = examine(config)
+    findings = examine(config, checks)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("", "what", "found, and how to mend it"):
         table.add_column(heading, overflow="fold")

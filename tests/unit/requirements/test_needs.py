@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+from needs import (
+    Needs,
+    SetupError,
+    parse_arguments,
+    read_needs,
+    refuse_missing_libraries,
+    refuse_python,
+    server_refusal,
+)
+
+DEVICE = "FRAMECHAT__SERVING__SERVER__DEVICE"
+URL = "FRAMECHAT__SERVING__SERVER__BASE_URL"
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 14)])
+def test_supported_pythons_pass(version: tuple[int, int]) -> None:
+    refuse_python(version)
+
+
+@pytest.mark.parametrize("version", [(3, 8), (3, 10), (3, 15)])
+def test_other_pythons_are_refused_with_the_mend(version: tuple[int, int]) -> None:
+    with pytest.raises(SetupError) as refused:
+        refuse_python(version)
+    assert f"Python 3.{version[1]} " in str(refused.value)
+    assert "make PYTHON=" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "named"),
+    [
+        pytest.param("Linux", "x86_64", None, id="linux-x86"),
+        pytest.param("Linux", "aarch64", None, id="linux-arm"),
+        pytest.param("Linux", "riscv64", "riscv64", id="linux-other"),
+        pytest.param("Darwin", "arm64", "macOS", id="mac"),
+        pytest.param("Windows", "AMD64", "Windows", id="windows"),
+    ],
+)
+def test_where_vllm_has_a_build(system: str, machine: str, named: str | None) -> None:
+    refusal = server_refusal(system, machine)
+    assert (refusal is None) if named is None else (refusal is not None and named in refusal)
+
+
+@pytest.mark.parametrize(
+    ("settings", "arguments", "environ", "expected"),
+    [
+        pytest.param({}, "", {}, Needs("cpu", external_server=False), id="defaults"),
+        pytest.param({"device": "gpu"}, "", {}, Needs("gpu", external_server=False), id="file"),
+        pytest.param({"device": "gpu"}, "", {DEVICE: "cpu"}, Needs("cpu", external_server=False), id="environment"),
+        pytest.param(
+            {}, "--set serving.server.device=gpu", {DEVICE: "cpu"}, Needs("gpu", external_server=False), id="set-wins"
+        ),
+        pytest.param({"base_url": "http://h/v1"}, "", {}, Needs("cpu", external_server=True), id="url-in-file"),
+        pytest.param({}, "--server-url http://h/v1", {}, Needs("cpu", external_server=True), id="url-argument"),
+        pytest.param({}, "--server-url=http://h/v1 --no-ui", {}, Needs("cpu", external_server=True), id="url-equals"),
+        pytest.param({}, "", {URL: "http://h/v1"}, Needs("cpu", external_server=True), id="url-in-environment"),
+        pytest.param(
+            {"base_url": "http://h/v1"},
+            "--set serving.server.base_url=null",
+            {},
+            Needs("cpu", external_server=False),
+            id="url-taken-back",
+        ),
+        pytest.param(
+            {}, "--set detect.rate_hz=3 --no-ui -s 0", {}, Needs("cpu", external_server=False), id="other-arguments"
+        ),
+    ],
+)
+def test_needs(settings: dict[str, object], arguments: str, environ: dict[str, str], expected: Needs) -> None:
+    assert read_needs(settings, parse_arguments(arguments), environ) == expected
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"serving\.server\.device = 'tpu', allowed: cpu, gpu"):
+        read_needs({"device": "tpu"}, parse_arguments(""), {})
+
+
+def test_arguments_that_are_no_command_line_are_refused() -> None:
+    with pytest.raises(SetupError, match="not a command line"):
+        parse_arguments("--set 'open")
+
+
+def test_a_missing_library_names_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+
+    def load(name: str) -> None:
+        if name == "libGL.so.1":
+            raise OSError(name)
+
+    with pytest.raises(SetupError, match=r"libGL\.so\.1; install: apt install libgl1 libglib2\.0-0"):
+        refuse_missing_libraries(load)
+
+
+def test_all_libraries_there_is_silent() -> None:
+    refuse_missing_libraries(lambda _name: None)
