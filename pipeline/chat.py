@@ -77,7 +77,8 @@ class _Session:
     session_id: str
     created_s: float
     turns: list[ChatTurn] = field(default_factory=list)
-    spoken: list[Spoken] = field(default_factory=list)
+    spoken: list[Spoken] = field(default_factory=list)  # what the next prompt may hold
+    gone: int = 0  # turns that no prompt holds any more
     running: Answer | None = None
 
     def view(self) -> ChatSession:
@@ -170,7 +171,7 @@ class Chat:
             has_document = spoken.document is not None or any(turn.document is not None for turn in session.spoken)
             traffic_class = "document" if has_document else "chat"
             limits = self._classes[traffic_class]
-            built = await self._prompts.build(session.spoken, spoken, limits.max_tokens)
+            built = await self._prompts.build(session.spoken, spoken, limits.max_tokens, gone=session.gone)
         except PromptError as error:
             session.running = None
             raise ChatError(413, str(error)) from error
@@ -179,6 +180,8 @@ class Chat:
             raise
         if not built.has_document:
             traffic_class, limits = "chat", self._classes["chat"]
+        session.gone += built.left_out
+        del session.spoken[: built.left_out]  # what is too old for this prompt is too old for every later one
         answer.turn.detail = built.note
         session.turns += [ChatTurn(role="user", text=text, attachment=spoken.attachment), answer.turn]
         del session.turns[:-_MAX_TURNS]
@@ -314,7 +317,6 @@ class Chat:
         answer.active = None
         if answer.text.strip():
             session.spoken += [spoken, Spoken("assistant", answer.text)]
-            del session.spoken[: -2 * self._config.max_history_messages]
         answer.update(**_end(record, answer.turn.detail))
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ process may be killed.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import resource
 import sys
@@ -146,6 +147,7 @@ def _read_pdf(file: Path) -> str:
 
 
 def _main(arguments: list[str]) -> int:
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # stderr carries our one line
     resource.setrlimit(resource.RLIMIT_AS, (_PDF_MEMORY_BYTES, _PDF_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (int(PDF_TIMEOUT_S), int(PDF_TIMEOUT_S) + 1))
     try:

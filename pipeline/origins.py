@@ -135,7 +135,7 @@ class Gate:
 
 def too_large(limit_bytes: int) -> str:
     """What to say about a body beyond its bound."""
-    return f"the request is too large, allowed: {limit_bytes / 2**20:,.0f} MB"
+    return f"the request is too large, allowed: {limit_bytes / 2**20:,.1f} MB"
 
 
 def _bounded(app: ASGIApp, limit_bytes: int) -> ASGIApp:

@@ -28,6 +28,7 @@ class Spoken:
     document: Document | None = None
     picture: bytes | None = None
     attachment: str = ""
+    picture_dropped: bool = False  # it had one, too old to be shown again
     counted: int | None = field(default=None)  # exact tokens, once asked for
 
     def words(self) -> str:
@@ -43,9 +44,16 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Messages to send. `note` says what was left out; empty when nothing was."""
+    """Messages to send.
+
+    Attributes:
+        left_out: How many of the oldest turns are not among them.
+        note: What was left out, in words; empty when nothing was.
+        has_document: The prompt holds a document.
+    """
 
     messages: list[dict[str, Any]]
+    left_out: int
     note: str
     has_document: bool
 
@@ -77,8 +85,14 @@ class PromptBuilder:
         self._max_model_len = max_model_len
         self._model = model
 
-    async def build(self, history: Sequence[Spoken], now: Spoken, max_tokens: int) -> Built:
+    async def build(self, history: Sequence[Spoken], now: Spoken, max_tokens: int, *, gone: int = 0) -> Built:
         """Messages for `now` after as much of `history` as fits beside an answer of `max_tokens`.
+
+        Args:
+            history: Turns so far, oldest first; `gone` more were before them and are not kept any more.
+            now: The user's new turn.
+            max_tokens: What the answer may take.
+            gone: Only told of.
 
         Raises:
             PromptError: `now` alone does not fit.
@@ -100,15 +114,18 @@ class PromptBuilder:
             kept = kept[1:]
         pictures = [turn for turn in kept if turn.picture is not None][-self._max_pictures :]
         left_out = len(turns) - len(kept)
-        hidden = sum(turn.picture is not None for turn in kept) - len(pictures)
+        hidden = sum(turn.picture is not None or turn.picture_dropped for turn in kept) - len(pictures)
         notes = []
-        if left_out:
-            notes.append(f"the {left_out} oldest messages were left out to fit what the model reads")
+        if left_out + gone:
+            notes.append(f"the {left_out + gone} oldest messages were left out to fit what the model reads")
         if hidden:
             notes.append(f"only the newest {self._max_pictures} pictures were shown to the model")
         system = [{"role": "system", "content": self._system}] if self._system else []
         messages = [*system, *(turn.message(with_picture=turn in pictures) for turn in kept)]
-        return Built(messages, "; ".join(notes), any(turn.document is not None for turn in kept))
+        for turn in kept:
+            if turn.picture is not None and turn not in pictures:
+                turn.picture, turn.picture_dropped = None, True
+        return Built(messages, left_out, "; ".join(notes), any(turn.document is not None for turn in kept))
 
     def _overhead(self, turn: Spoken) -> int:
         return MESSAGE_TOKENS + (self._picture_tokens if turn.picture is not None else 0)

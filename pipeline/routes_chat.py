@@ -11,6 +11,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pipeline.api import ChatAsk, ChatSession, ChatTurn, DocumentView
 from pipeline.chat import Answer, Chat
+from pipeline.errors import ApiError
+from pipeline.origins import too_large
 from pipeline.parts import parts_of
 from pipeline.routes_descriptions import PING_S
 
@@ -58,8 +60,12 @@ async def cancel(request: Request, answer_id: str) -> ChatTurn:
 @router.post("/documents", status_code=201)
 async def add_document(request: Request, file: Annotated[UploadFile, File()]) -> DocumentView:
     """Take a text or PDF (multipart, `file`) for a later question."""
-    document = await parts_of(request).documents.add(file.filename or "document", await file.read())
-    return document.view()
+    parts = parts_of(request)
+    most_bytes = parts.runtime.config.chat.max_document_bytes
+    content = await file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ApiError(413, too_large(most_bytes))
+    return (await parts.documents.add(file.filename or "document", content)).view()
 
 
 def _stream(answer: Answer, position: int, *, first: bool = False) -> EventSourceResponse:
