@@ -137,6 +137,7 @@ class CameraReader:
         self._every = settings.as_fast_as_possible
         self._resume: dict[str, Any] = {}
         self._live = True
+        self._local = False
         self._thread = threading.Thread(target=self._supervise, name=f"reader {camera.name}", daemon=True)
         self._thread.start()
 
@@ -297,6 +298,7 @@ class CameraReader:
             except SampleVideoError as error:
                 raise _ReaderError(str(error), fatal=True) from error
         self._live = kind in ("webcam", "url")
+        self._local = kind in ("file", "pictures")
         newest = self._newest
         return ReaderSettings(
             kind=kind,
@@ -371,8 +373,8 @@ class CameraReader:
 
     def _handle(self, event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind == "error":
-            raise _ReaderError(event["why"])
+        if kind == "error":  # what a file of ours says of itself will not change by asking again
+            raise _ReaderError(event["why"], fatal=self._local)
         if kind == "frame":
             published = _Published(
                 index=event["index"],
