@@ -125,7 +125,6 @@ def _page(config: Config, folder: Path, on_change: OnChange) -> ProcessPart:
         "server.fileWatcherType": "none",
         "server.runOnSave": "false",
         "browser.gatherUsageStats": "false",
-        "client.toolbarMode": "minimal",
     }
     arguments = [item for key, value in options.items() for item in (f"--{key}", value)]
     public = {"FRAMECHAT_PUBLIC_URL": config.service.public_url} if config.service.public_url else {}
