@@ -259,11 +259,11 @@ export default panel(({ root, link, on, atEnd }) => {
     kv: fact("KV cache", "Share of the key-value cache in use", true),
     budget: fact("Step budget", "The most tokens one step of the engine may process"),
     chunk: fact("Long prefill", "The most tokens of one long prompt that a step may take"),
+    hits: fact("Prefix hits", "Share of prompt tokens found in the prefix cache"),
+    preempted: fact("Preemptions", "Requests put back for want of cache, since the server started"),
     step: fact("Tokens a step", "Tokens the engine processed in a step, lately"),
     prefill: fact("Prefill", "Prompt tokens the engine processed a second, lately"),
     decode: fact("Decode", "Tokens the engine wrote a second, lately"),
-    hits: fact("Prefix hits", "Share of prompt tokens found in the prefix cache"),
-    preempted: fact("Preemptions", "Requests put back for want of cache, since the server started"),
   };
   const strip = h("div", { class: "facts", "aria-label": "The model server's own figures" }, ...Object.values(facts).map((item) => item.root));
   const groups = new Map();
@@ -276,7 +276,7 @@ export default panel(({ root, link, on, atEnd }) => {
     { class: "legend small soft" },
     h("span", {}, h("i", { class: "gap chat" }), h("i", { class: "gap camera" }), "ITL, each gap"),
     h("span", {}, h("i", { class: "first" }), "TTFT"),
-    h("span", {}, h("i", { class: "stall" }), "stall: a gap above the ITL objective"),
+    h("span", {}, h("i", { class: "stall" }), "stall: a gap above its objective"),
     h("span", {}, h("i", { class: "dashed" }), "ITL objective"),
     note,
   );
@@ -311,7 +311,7 @@ export default panel(({ root, link, on, atEnd }) => {
       }
       group.update(view);
     }
-    if (link.latency) put(note, `percentiles over the last ${duration(link.latency.window_s * 1000)}`);
+    if (link.latency) put(note, `figures of the last ${Math.round(link.latency.window_s / 60)} min`);
     drawState();
     drawLine();
   }
