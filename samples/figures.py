@@ -193,7 +193,7 @@ class _Canvas:
         stripes: float = 0.0,
         hem: bool = False,
     ) -> None:
-        """A shaded round body from `start` to `end` with `radii` at even stations; ends are round, a hem cut straight."""
+        """A shaded round body from `start` to `end` with `radii` at even stations; ends are round, a hem straight."""
         scale, (left, top) = self.scale, self.origin
         x0, y0 = left + start[0] * scale, top + start[1] * scale
         x1, y1 = left + end[0] * scale, top + end[1] * scale

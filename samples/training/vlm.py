@@ -1,0 +1,298 @@
+"""Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
+
+    python -m samples.training.vlm see --steps 3000     tower: what each patch shows; connector: the words for it
+    python -m samples.training.vlm tell --steps 4000    through the language model: whole answers
+
+Uses the model server's environment (transformers). Each stage goes on where it stopped, and `tell` starts from what
+`see` has reached; --export writes the weights so far. The schedules count steps, so pauses do no harm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from samples import vlm
+from samples.training import facts
+from samples.training.language import Language
+from samples.training.pictures import camera_like, random_scene, read_photographs, without_people
+from samples.training.tower import COUNTS, Tower, make_tower
+from samples.training.views import (
+    ACTIONS,
+    CLASSES,
+    View,
+    crop_region,
+    label_tiles,
+    name_of,
+    patch_labels,
+    tiles_of,
+    view_of,
+)
+
+SAVE_EVERY = 10
+TILES_A_STEP = 24
+_BACKGROUND_WEIGHT = 0.15
+_WORDS = {"top": " shirt", "lower": " trousers", "bag": " bag", "hat": " hat", "shoe": " shoes", "hair": " person"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles (N, 256, 256, 3) with their patch labels (N, 256); `counts` (N) of people, -100 on parts of pictures."""
+
+    images: Tensor
+    kinds: Tensor
+    actions: Tensor
+    counts: Tensor
+
+
+def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
+    """Crops of the people of one generated scene, or the scene as a whole frame."""
+    width = int(rng.integers(480, 961))
+    scene = random_scene(rng, width, int(width * 0.5625), backgrounds, largest=0.75)
+    image = camera_like(rng, scene.image)
+    height = scene.image.shape[0]
+    if frames:
+        yield view_of(scene, (0, 0, width, height), image)
+        return
+    if not scene.seen or rng.random() < 0.05:  # a false alarm of the detector
+        high = height * rng.uniform(0.3, 0.9)
+        x, y = rng.uniform(0, width - high / 2), rng.uniform(0, height - high)
+        yield view_of(scene, (int(x), int(y), int(x + high / 2), int(y + high)), image)
+    shown = [seen for seen in scene.seen if seen.visible > 0.4 and seen.box_px[3] - seen.box_px[1] > 36]
+    for seen in shown[:2]:
+        yield view_of(scene, crop_region(rng, scene, seen.box_px, 0.05), image)
+
+
+def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
+    """The tiles `chosen` (8: the whole picture) of a view."""
+    kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.scene)
+    count = min(len(view.people), COUNTS - 1)
+    return Tiles(
+        torch.from_numpy(tiles_of(view.picture)[chosen]),
+        torch.from_numpy(kinds),
+        torch.from_numpy(actions),
+        torch.tensor([count if tile == 8 else -100 for tile in chosen]),
+    )
+
+
+def joined(parts: list[Tiles]) -> Tiles:
+    """All tiles of all parts."""
+    return Tiles(
+        torch.cat([part.images for part in parts]),
+        torch.cat([part.kinds for part in parts]),
+        torch.cat([part.actions for part in parts]),
+        torch.cat([part.counts for part in parts]),
+    )
+
+
+class Teacher:
+    """The losses of both stages."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.language = Language(checkpoint)
+        self.weights = torch.ones(CLASSES)
+        self.weights[0] = _BACKGROUND_WEIGHT
+        kinds = [self._meaning(*name_of(kind)) for kind in range(CLASSES)]
+        self.kind_words = torch.stack(kinds)
+        self.action_words = torch.stack([self._sum([f" {word}" for word in name.split()]) for name in ACTIONS])
+
+    def _sum(self, words: list[str]) -> Tensor:
+        total = torch.zeros(self.language.embed.weight.shape[1])
+        for word in words:
+            pieces = self.language.tokenizer(word, add_special_tokens=False)["input_ids"]
+            total += self.language.embed.weight[pieces].mean(0)
+        return total
+
+    def _meaning(self, part: str, colour: str | None) -> Tensor:
+        words = [_WORDS.get(part, " ground" if part == "background" else f" {part}")]
+        return self._sum([f" {colour}", *words] if colour else words)
+
+    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+        """Patch, action and count losses of the tower, and how far the connector is from the right words."""
+        kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), tiles.kinds.flatten(), self.weights)
+        losses = {"patch": kinds}
+        if bool((tiles.actions >= 0).any()):
+            actions = tower.actions(features).flatten(0, 1)
+            losses["action"] = nn.functional.cross_entropy(actions, tiles.actions.flatten(), ignore_index=-100)
+        if bool((tiles.counts >= 0).any()):
+            counts = tower.counts(features.mean(1))
+            losses["count"] = nn.functional.cross_entropy(counts, tiles.counts, ignore_index=-100)
+        losses["words"] = self._word_loss(tiles, outputs)
+        return losses
+
+    def _word_loss(self, tiles: Tiles, outputs: Tensor) -> Tensor:
+        """Mean squared distance of each cell to the words for its most telling patch, over that of silence."""
+
+        def cells(labels: Tensor) -> Tensor:
+            return labels.view(-1, 8, 2, 8, 2).permute(0, 1, 3, 2, 4).reshape(-1, 64, 4)
+
+        kinds = cells(tiles.kinds).mode(-1).values
+        best = torch.where(kinds > 0, kinds, cells(tiles.kinds).max(-1).values)
+        actions = cells(tiles.actions).max(-1).values
+        target = self.kind_words[best]
+        with_action = (actions >= 0) & (best > 0)
+        target = target + 0.5 * self.action_words[actions.clamp(min=0)] * with_action[..., None]
+        weight = torch.where(best > 0, 1.0, _BACKGROUND_WEIGHT)
+        distance = (outputs - target).square().mean(-1) / target.square().mean(-1)
+        return (distance * weight).sum() / weight.sum()
+
+    def telling(
+        self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]
+    ) -> tuple[dict[str, Tensor], Tiles, Tensor, Tensor]:
+        """The loss of whole answers on a batch that shares prompt and layout, and what `seeing` needs of it."""
+        frames = bool(rng.random() < 0.2)
+        rows, columns = (2, 4) if frames else (4, 2)
+        kind = rng.random()
+        kept: tuple[int, ...]
+        if kind < 0.3:
+            kept, size, grid = (), 8, (0, 0)  # one tile
+        elif kind < 0.93:  # some of the tiles, where they would be
+            many = int(rng.integers(1, 4))
+            kept, size, grid = tuple(sorted(rng.choice(8, many, replace=False).tolist())), 6, (rows, columns)
+        else:
+            kept, size, grid = tuple(range(8)), 3, (rows, columns)
+        prompt = facts.random_prompt(rng)
+        views: list[View] = []
+        replies: list[str] = []
+        while len(views) < size:
+            for view in random_views(rng, backgrounds, frames=frames):
+                reply = facts.answers(view).get(prompt)
+                if reply is not None and len(views) < size:
+                    views.append(view)
+                    replies.append(reply)
+        layout = self.language.layout(*grid, kept)
+        tiles = joined([labelled_tiles(view, [*kept, 8]) for view in views])
+        features = tower.features(tiles.images)
+        outputs = tower.connector(features)
+        images = outputs.reshape(size, -1, outputs.shape[-1])
+        return {"answer": self.language.loss(images, layout, prompt, replies)}, tiles, features, outputs
+
+
+class Trainer:
+    """One stage: its weights, optimiser and place in the schedule."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        checkpoint = options.checkpoint or vlm.ensure_checkpoint(python=Path(sys.executable))
+        self.options, self.step = options, 0
+        self.teacher = Teacher(checkpoint)
+        self.tower = make_tower(checkpoint)
+        self.tower.load(options.start)
+        self.state: Path = options.work / f"{options.stage}.pt"
+        heads = [p for name, p in self.tower.named_parameters() if not name.startswith("vision_model")]
+        rate = options.rate
+        body = list(self.tower.vision_model.parameters())
+        groups = [
+            {"params": body, "base": rate * (0.4 if options.stage == "tell" else 1)},
+            {"params": heads, "base": rate},
+        ]
+        self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        before = options.work / "see.pt"
+        if self.state.exists():
+            saved = torch.load(self.state, map_location="cpu", weights_only=True)
+            self.tower.load_state_dict(saved["tower"])
+            self.optimiser.load_state_dict(saved["optimiser"])
+            self.step = int(saved["step"])
+        elif options.stage == "tell" and before.exists():
+            self.tower.load_state_dict(torch.load(before, map_location="cpu", weights_only=True)["tower"])
+
+    def advance(self, backgrounds: list[Path]) -> dict[str, float]:
+        """One step; returns its losses by name."""
+        options = self.options
+        rng = np.random.default_rng((options.seed, self.step, int(options.stage == "tell")))
+        share = min(1.0, self.step / options.steps)
+        factor = min(1.0, (self.step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+        for group in self.optimiser.param_groups:
+            group["lr"] = group["base"] * factor
+        if options.stage == "see":
+            tiles = self._tiles(rng, backgrounds)
+            features = self.tower.features(tiles.images)
+            losses = self.teacher.seeing(self.tower, tiles, features, self.tower.connector(features))
+            total = losses["patch"] + losses["words"] + 0.5 * sum(losses.get(name, 0.0) for name in ("action", "count"))
+        else:
+            losses, tiles, features, outputs = self.teacher.telling(rng, self.tower, backgrounds)
+            seen = self.teacher.seeing(self.tower, tiles, features, outputs)
+            seen.pop("words")
+            total = losses["answer"] + 0.2 * sum(seen.values())
+            losses |= seen
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(total)
+        nn.utils.clip_grad_norm_(self.tower.parameters(), 1.0)
+        self.optimiser.step()
+        self.step += 1
+        return {name: float(value.detach()) for name, value in losses.items()}
+
+    @staticmethod
+    def _tiles(rng: np.random.Generator, backgrounds: list[Path]) -> Tiles:
+        parts, count = [], 0
+        while count < TILES_A_STEP:
+            for view in random_views(rng, backgrounds, frames=bool(rng.random() < 0.2)):
+                peopled = [tile for tile, owners in enumerate(label_tiles(view.owners)[:8]) if owners.any()]
+                rng.shuffle(peopled)
+                part = labelled_tiles(view, [*peopled[: int(rng.integers(0, 3))], 8])
+                parts.append(part)
+                count += len(part.counts)
+        return joined(parts)
+
+    def save(self) -> None:
+        """Write the state; a kill in between leaves the one before."""
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        working = self.state.with_suffix(".tmp")
+        state = {"tower": self.tower.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step}
+        torch.save(state, working)
+        working.replace(self.state)
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=["see", "tell"])
+    parser.add_argument("--steps", type=int, default=3000, help="length of the stage's whole schedule")
+    parser.add_argument("--until", type=int, help="stop this slice after so many steps in all")
+    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--data", type=Path, help="photographs (images/, labels/) whose empty ones serve as backgrounds"
+    )
+    parser.add_argument("--start", type=Path, default=vlm.WEIGHTS, help="weights to start the first stage from")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="built checkpoint for the language model; default: the cached one"
+    )
+    parser.add_argument("--work", type=Path, default=Path(".training/vlm"))
+    parser.add_argument("--export", type=Path, help="write the weights there at the end of the slice")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    cv2.setNumThreads(1)
+    torch.manual_seed(options.seed)
+    backgrounds = without_people(read_photographs(options.data)) if options.data else []
+    trainer = Trainer(options)
+    print(f"{options.stage}: from step {trainer.step}, {len(backgrounds)} photographs as backgrounds", flush=True)
+    means: dict[str, float] = {}
+    first, began_s = trainer.step, time.monotonic()
+    last = min(options.steps, options.until or options.steps)
+    while trainer.step < last:
+        for name, value in trainer.advance(backgrounds).items():
+            means[name] = value if name not in means else 0.95 * means[name] + 0.05 * value
+        if trainer.step % SAVE_EVERY == 0 or trainer.step == last:
+            trainer.save()
+            each_s = (time.monotonic() - began_s) / (trainer.step - first)
+            shown = " ".join(f"{name} {value:.3f}" for name, value in sorted(means.items()))
+            print(f"step {trainer.step}/{options.steps} {shown} {each_s:.1f} s a step", flush=True)
+    if options.export:
+        trainer.tower.export(options.export)
+        print(f"wrote {options.export}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
