@@ -117,7 +117,7 @@ def camera(**changes: Any) -> dict[str, Any]:
 
 def description(number: int = 1, **changes: Any) -> dict[str, Any]:
     return {
-        "description_id": f"d{number}", "camera_id": "c1", "camera": "street", "person_id": f"P{number}",
+        "description_id": f"d{number}", "camera_id": "c1", "camera": "street", "person_id": f"street-{number}",
         "track_id": number, "state": "waiting", "reason": "", "frame_s": 999.0 + number, "due_s": 999.1 + number,
         "sent_s": None, "first_token_s": None, "last_token_s": None, "frame_age_ms": 100.0, "waiting_ms": None,
         "ttft_ms": None, "total_ms": None, "text": "", "box": [0, 0, 1, 1], "thumbnail": "", "prompt_tokens": None,
@@ -232,7 +232,7 @@ def test_a_picture_is_drawn_and_the_next_replaces_it(scene: Scene) -> None:
 def test_boxes_have_the_colour_of_their_state_and_are_counted(scene: Scene) -> None:
     scene.mount("pictures")
     scene.say("status", **status())
-    track = {"track_id": 1, "person_id": "P1", "confidence": 0.9, "reason": "", "box": [0.25, 0.25, 0.5, 0.75]}
+    track = {"track_id": 1, "person_id": "street-1", "confidence": 0.9, "reason": "", "box": [0.25, 0.25, 0.5, 0.75]}
     scene.sockets[-1].send(frame((0, 0, 0), [{**track, "state": "described"}]))
     canvas = scene.page.locator("canvas[data-frames]")
     canvas.wait_for()

@@ -246,6 +246,12 @@ function percent(fraction, digits = 0) {
   return fraction === null || fraction === undefined ? "–" : `${(fraction * 100).toFixed(digits)} %`;
 }
 
+/** The short name of a person: `street-6` on the camera "street" is P6. */
+function personName(personId) {
+  const number = /(?:^|\D)(\d+)$/.exec(personId);
+  return number ? `P${number[1]}` : personId;
+}
+
 function clock(seconds) {
   const date = new Date(seconds * 1000);
   const time = date.toLocaleTimeString("en-GB");

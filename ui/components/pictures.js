@@ -102,7 +102,7 @@ class Tile {
     canvas.dataset.frames = this.shown;
     if (this.note.hidden) this.drawAge();
     else this.update(this.camera, troubleWith(this.link));
-    const said = `${frame.tracks.length} people in view: ${frame.tracks.map((t) => `${t.person_id} ${t.state}`).join(", ")}`;
+    const said = `${frame.tracks.length} people in view: ${frame.tracks.map((t) => `${personName(t.person_id)} ${t.state}`).join(", ")}`;
     if (!this.saidAt || Date.now() - this.saidAt > 2000) {
       this.saidAt = Date.now();
       canvas.setAttribute("aria-label", `${this.camera.name}, ${said}`);
@@ -125,7 +125,7 @@ class Tile {
     pen.strokeRect(x, y, w, tall);
     pen.setLineDash([]);
 
-    const first = `${track.person_id} ${track.state}`;
+    const first = `${personName(track.person_id)} ${track.state}`;
     const reason = track.reason && track.reason !== track.state && width > 420 ? shorten(track.reason, 34) : "";
     pen.font = `600 ${size}px sans-serif`;
     let wide = pen.measureText(first).width;
@@ -160,7 +160,7 @@ class Tile {
     const x = (event.clientX - area.left) / area.width;
     const y = (event.clientY - area.top) / area.height;
     const hit = this.frame.tracks.find((t) => x >= t.box[0] && x <= t.box[2] && y >= t.box[1] && y <= t.box[3]);
-    this.canvas.title = hit ? `${hit.person_id} ${hit.state}: ${hit.reason || STATES[hit.state]?.words}` : "";
+    this.canvas.title = hit ? `${personName(hit.person_id)} ${hit.state}: ${hit.reason || STATES[hit.state]?.words}` : "";
   }
 
   drawAge() {
