@@ -11,6 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
+from samples.video import ensure_video
 from tests.browser.whole_product import ROOT, Product
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -192,6 +193,21 @@ def test_a_camera_is_added_paused_resumed_and_removed(page: Page) -> None:
     expect(tile.get_by_text("Paused")).to_be_visible(timeout=10_000)
     tile.get_by_role("button", name="Resume").click()
     expect(tile.get_by_text("Paused")).to_be_hidden(timeout=10_000)
+    tile.get_by_role("button", name="Remove").click()
+    tile.get_by_role("button", name="Really remove?").click()
+    expect(tile).to_have_count(0, timeout=10_000)
+
+
+def test_a_video_is_uploaded_and_watched(page: Page) -> None:
+    page.get_by_role("button", name="Add camera").click()
+    page.get_by_role("tab", name="Upload a video").click()
+    form = page.get_by_test_id("stForm").filter(has_text="Upload and watch")
+    form.locator("input[type='file']").set_input_files(ensure_video())
+    form.get_by_label("Name", exact=True).fill("uploaded")
+    form.get_by_role("button", name="Upload and watch").click()
+    tile = page.get_by_role("region", name="Camera uploaded")
+    expect(tile.locator("canvas[data-frames]")).to_be_visible(timeout=60_000)
+    page.keyboard.press("Escape")
     tile.get_by_role("button", name="Remove").click()
     tile.get_by_role("button", name="Really remove?").click()
     expect(tile).to_have_count(0, timeout=10_000)
