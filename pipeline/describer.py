@@ -294,7 +294,9 @@ class Describer:
     async def _end(self, job: Job, outcome: Outcome, changes: dict[str, object]) -> None:
         """Store first, then tell: who hears `done` can rely on it."""
         ended = job.view.model_copy(update=changes)
-        await self._writer.description(ended, job.thumbnail)
+        if not await self._writer.description(ended, job.thumbnail):
+            told = [ended.reason, f"not stored: {self._writer.problem}"]
+            ended = ended.model_copy(update={"reason": "; ".join(filter(None, told))})
         job.view = ended
         if outcome is Outcome.DONE:
             job.feedback.finished(ended.person_id, now_s())

@@ -72,4 +72,7 @@ async def devices(request: Request) -> list[Device]:
 @router.post("/uploads", status_code=201)
 async def upload(request: Request) -> dict[str, str]:
     """Take a video (multipart, `file`); the answer's `source` is for POST /cameras."""
-    return {"source": str(await parts_of(request).runtime.uploads.receive(request))}
+    runtime = parts_of(request).runtime
+    in_use = {worker.camera.source for worker in runtime.cameras.values()}
+    await asyncio.to_thread(runtime.uploads.make_room, in_use)
+    return {"source": str(await runtime.uploads.receive(request))}

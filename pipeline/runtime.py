@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from serving.records import now_s
 
 _log = logging.getLogger(__name__)
 _RECENT = 40
+_THREADS = 24
 
 
 class Runtime:
@@ -56,6 +58,9 @@ class Runtime:
     async def start(self) -> None:
         """Open the store, start the cameras, look for the model server."""
         config = self.config
+        # The default pool is as small as the machine; here threads mostly wait, and one that does must hold up nobody.
+        pool = ThreadPoolExecutor(max_workers=_THREADS, thread_name_prefix="framechat-work")
+        asyncio.get_running_loop().set_default_executor(pool)
         self.store = await asyncio.to_thread(Store, config.store)
         self.writer = StoreWriter(self.store, on_record=self.figures.observe)
         recent = await asyncio.to_thread(self.store.search, limit=_RECENT)

@@ -18,6 +18,7 @@ from pipeline.source import open_source
 
 _NAME = re.compile(r"^[0-9a-f]{32}\.[a-z0-9]{1,5}$")
 _OPEN_TIMEOUT_S = 15.0
+_MOST_UNUSED = 4  # uploads that no camera watches (yet)
 
 
 class _File:
@@ -77,6 +78,13 @@ class Uploads:
         """Remove an uploaded video; any other source is left alone. Blocks."""
         file = Path(source)
         if file.parent == self.folder and _NAME.match(file.name):
+            file.unlink(missing_ok=True)
+
+    def make_room(self, in_use: set[str]) -> None:
+        """Remove all but the newest uploads that no camera watches. Blocks."""
+        spare = [file for file in self.folder.iterdir() if _NAME.match(file.name) and str(file) not in in_use]
+        spare.sort(key=lambda file: file.stat().st_mtime)
+        for file in spare[: -_MOST_UNUSED + 1]:
             file.unlink(missing_ok=True)
 
     async def receive(self, request: Request) -> Path:

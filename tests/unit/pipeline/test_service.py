@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -345,6 +346,23 @@ def test_an_uploaded_video_can_be_watched_and_goes_with_its_camera(
         wait_for(lambda: client.get("/cameras").json()[0]["frames"] > 0)
         client.delete(f"/cameras/{view['camera_id']}")
         assert not source.exists()
+
+
+def test_only_the_newest_unwatched_uploads_are_kept(
+    make_config: MakeConfig, serve: Serve, street_video: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data" / "uploads"
+    with serve(make_config()) as client:
+        old = [folder / f"{number:032x}.avi" for number in range(6)]
+        for number, file in enumerate(old):
+            file.write_bytes(b"x")
+            os.utime(file, (number, number))
+        client.post("/cameras", json={"source": str(street_video)})
+        answer = client.post("/uploads", files={"file": ("v.avi", street_video.read_bytes())})
+        assert {file.name for file in folder.iterdir()} == {
+            *(file.name for file in old[3:]), Path(answer.json()["source"]).name
+        }  # fmt: skip
+        assert street_video.exists()
 
 
 @pytest.mark.parametrize(
