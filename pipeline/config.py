@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from pipeline.addresses import holds_password, mask_source
 from serving.config import Port, PositiveInt, PositiveSeconds, ServingConfig, StrictModel
 
 ENV_PREFIX = "FRAMECHAT__"
-_VARYING = re.compile(r"\{(time|date|now|id|track|camera|frame)[^}]*\}", re.IGNORECASE)
+_VARYING = re.compile(
+    r"(?:\$?\{+\s*|%\(|\$)(?:time|date|now|today|id|uuid|track|person|camera|frame|count)\w*\s*[})]*", re.IGNORECASE
+)
+_SECRET_KEY = re.compile(r"password|secret|api_key$|token$", re.IGNORECASE)
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -36,6 +40,12 @@ class CameraConfig(StrictModel):
     password_env: str | None = None
     rotate: Literal[0, 90, 180, 270] = 0
     loop: bool = False  # files: start again at the end
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _index(cls, value: object) -> object:
+        """`source: 0` is the first webcam."""
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("source")
     @classmethod
@@ -93,6 +103,17 @@ class TriggerConfig(StrictModel):
     cancel_after_gone_s: PositiveSeconds = 20.0  # a waiting or running request whose person left so long ago
 
 
+def _constant_prompt(value: str) -> str:
+    """Prompts are sent as they are, and first: nothing in them may look as if it were filled in for each request."""
+    found = _VARYING.search(value)
+    if found:
+        raise ValueError(
+            f"holds the varying field {found.group(0)!r}, allowed: constant text, for prefix caching reuses a "
+            "prompt only up to the first token that differs"
+        )
+    return value
+
+
 class DescribeConfig(StrictModel):
     """What the model is shown and asked."""
 
@@ -107,14 +128,8 @@ class DescribeConfig(StrictModel):
 
     @field_validator("system_prompt", "prompt")
     @classmethod
-    def _constant_start(cls, value: str) -> str:
-        found = _VARYING.search(value)
-        if found:
-            raise ValueError(
-                f"holds the varying field {found.group(0)!r}, allowed: constant text, for prefix caching reuses a "
-                "prompt only up to the first token that differs"
-            )
-        return value
+    def _constant(cls, value: str) -> str:
+        return _constant_prompt(value)
 
 
 class ChatConfig(StrictModel):
@@ -126,6 +141,11 @@ class ChatConfig(StrictModel):
     max_document_bytes: PositiveInt = 10 * 2**20
     max_sessions: PositiveInt = 200
     max_in_flight: PositiveInt = 8
+
+    @field_validator("system_prompt")
+    @classmethod
+    def _constant(cls, value: str) -> str:
+        return _constant_prompt(value)
 
 
 class StoreConfig(StrictModel):
@@ -183,6 +203,11 @@ class Config(StrictModel):
         if len(set(ports.values())) != len(ports):
             raise ValueError(f"ports are {ports}, allowed: every port once")
         server = self.serving.server
+        if self.describe.view == "both" and server.max_images_per_request < 2:
+            raise ValueError(
+                f"describe.view is both and serving.server.max_images_per_request is {server.max_images_per_request}, "
+                "allowed: at least 2, for two pictures are sent"
+            )
         if server.base_url is None:
             tokens = self.image_tokens_per_description()
             room = server.max_model_len - self.serving.classes["camera"].max_tokens
@@ -214,22 +239,71 @@ class Config(StrictModel):
 
 
 def _set(tree: dict[str, Any], dotted: str, raw: str) -> None:
+    """Set one value; a number steps into a list (`cameras.0.source`), the number after its last item adds one."""
     *parents, leaf = dotted.split(".")
-    node = tree
-    for key in parents:
-        child = node.setdefault(key, {})
-        if not isinstance(child, dict):
-            raise ConfigError(f"{dotted}: {key} is not a section")
-        node = child
+    node: Any = tree
+    for key, below in zip(parents, [*parents, leaf][1:], strict=True):
+        node = _step(node, key, dotted, [] if below.isdecimal() else {})
     try:
-        node[leaf] = yaml.safe_load(raw)
+        value = yaml.safe_load(raw)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{dotted}: {raw!r} is not a YAML value") from error
+        raise ConfigError(f"{dotted} = {raw!r}: is not a YAML value") from error
+    if isinstance(node, list):
+        _step(node, leaf, dotted, value)
+        node[int(leaf)] = value
+    else:
+        node[leaf] = value
 
 
-def _masked(value: object) -> object:
-    """Hide the password of a URL."""
-    return mask_source(value) if isinstance(value, str) else value
+def _step(node: Any, key: str, dotted: str, fresh: object) -> Any:
+    """The item `key` of a section or list, made from `fresh` where it is missing."""
+    if isinstance(node, list):
+        if not key.isdecimal() or int(key) > len(node):
+            raise ConfigError(f"{dotted}: {key} is no item of a list of {len(node)}, allowed: 0 to {len(node)}")
+        if int(key) == len(node):
+            node.append(fresh)
+        return node[int(key)]
+    if node.get(key) is None:
+        node[key] = fresh
+    child = node[key]
+    if not isinstance(child, dict | list) and isinstance(fresh, dict | list):
+        raise ConfigError(f"{dotted}: {key} is not a section")
+    return child
+
+
+def _shown(key: str, given: object) -> str:
+    """The value that was given, without what may be secret; nothing for whole sections."""
+    if isinstance(given, dict | list | StrictModel):
+        return ""
+    if _SECRET_KEY.search(key) or ".env." in key:
+        return " = ***"
+    masked = mask_source(given) if isinstance(given, str) else given
+    return f" = {masked!r}"
+
+
+def _section(keys: Sequence[int | str]) -> type[BaseModel] | None:
+    """The model class of the section that these keys lead to; None where it is not one of ours."""
+    node: Any = Config
+    for key in keys:
+        if isinstance(node, type) and issubclass(node, BaseModel):
+            field = node.model_fields.get(str(key))
+            node = None if field is None else field.annotation
+        elif get_origin(node) in (list, dict):
+            node = get_args(node)[-1]
+        else:
+            return None
+    return node if isinstance(node, type) and issubclass(node, BaseModel) else None
+
+
+def _unknown_key(keys: Sequence[int | str]) -> str:
+    """What to say of a key that does not exist: the nearest one, or all."""
+    section = _section(keys[:-1])
+    allowed = sorted(section.model_fields) if section is not None else []
+    near = get_close_matches(str(keys[-1]), allowed, n=1)
+    hint = "; secrets come from the environment only" if _SECRET_KEY.search(str(keys[-1])) else ""
+    if near:
+        return f"unknown key, allowed: {near[0]}?{hint}"
+    return f"unknown key, allowed: {', '.join(allowed)}{hint}" if allowed else f"unknown key{hint}"
 
 
 def _explain(error: ValidationError, where: str) -> str:
@@ -238,10 +312,12 @@ def _explain(error: ValidationError, where: str) -> str:
         key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = "unknown key"
-        given = item["input"]
-        shown = "" if isinstance(given, dict | list | StrictModel) else f" = {_masked(given)!r}"
-        lines.append(f"{where}: {key}{shown}: {message}")
+            message = _unknown_key(item["loc"])
+        elif item["type"] == "missing":
+            message = "is missing, allowed: a value"
+        elif "allowed" not in message:
+            message = f"allowed: {message.removeprefix('Input should be ')}"
+        lines.append(f"{where}: {key}{_shown(key, item['input'])}: {message}")
     return "\n".join(lines)
 
 

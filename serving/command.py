@@ -13,8 +13,9 @@ from serving.config import SAMPLE_MODEL, Device, ServerConfig
 PROJECT = Path(__file__).resolve().parent.parent
 _TCMALLOC_FOLDERS = ("/usr/lib/*-linux-gnu*", "/usr/lib64", "/usr/lib", "/usr/local/lib")
 _TCMALLOC_NAMES = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libtcmalloc_minimal.so", "libtcmalloc.so")
-# Of the app's environment, misleading in the server's.
-_NOT_INHERITED = ("PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+# Of the app's environment, misleading in the server's (without bytecode files every start would compile vLLM's modules
+# anew).
+_NOT_INHERITED = ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
 
 class ServerError(RuntimeError):
@@ -119,7 +120,7 @@ def build_command(config: ServerConfig, *, python: Path, model: str) -> list[str
         "--dtype": cpu_dtype(config.dtype) if config.device is Device.CPU else config.dtype,
         "--gpu-memory-utilization": config.gpu_memory_utilization,
         "--kv-cache-memory-bytes": config.kv_cache_memory_bytes,
-        "--limit-mm-per-prompt": json.dumps({"image": config.max_images_per_request}),
+        "--limit-mm-per-prompt": json.dumps({"image": config.max_images_per_request, "video": 0}),
     }
     for flag, value in options.items():
         if value is not None:
@@ -127,6 +128,8 @@ def build_command(config: ServerConfig, *, python: Path, model: str) -> list[str
     command += [
         "--enable-chunked-prefill" if config.enable_chunked_prefill else "--no-enable-chunked-prefill",
         "--enable-prefix-caching" if config.enable_prefix_caching else "--no-enable-prefix-caching",
+        # Without it the usage of an answer does not say how much of the prompt was cached.
+        "--enable-prompt-tokens-details",
         # One line a health check and metrics read would bury what matters in the log.
         "--disable-uvicorn-access-log",
     ]

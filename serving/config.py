@@ -6,6 +6,7 @@ Every rule here names the key, the value and what is allowed; pydantic carries i
 from __future__ import annotations
 
 import math
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +20,19 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 SAMPLE_MODEL = "sample"
+_PASSWORD_IN_URL = re.compile(r"^https?://[^/@\s]+@")
+# vLLM flags that have a key of their own here (`--max-num-seqs` is `max_num_seqs`), or that would tell a secret.
+_FLAG_KEYS = {
+    "model": "model", "served-model-name": "served_model_name", "host": "host", "port": "port",
+    "max-model-len": "max_model_len", "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens", "max-num-scheduled-tokens": "max_num_scheduled_tokens",
+    "long-prefill-token-threshold": "long_prefill_token_threshold", "scheduling-policy": "scheduling_policy",
+    "enable-chunked-prefill": "enable_chunked_prefill", "no-enable-chunked-prefill": "enable_chunked_prefill",
+    "enable-prefix-caching": "enable_prefix_caching", "no-enable-prefix-caching": "enable_prefix_caching",
+    "enforce-eager": "enforce_eager", "no-enforce-eager": "enforce_eager", "dtype": "dtype",
+    "gpu-memory-utilization": "gpu_memory_utilization", "kv-cache-memory-bytes": "kv_cache_memory_bytes",
+    "enable-logging-iteration-details": "log_steps", "limit-mm-per-prompt": "max_images_per_request",
+}  # fmt: skip
 
 
 class StrictModel(BaseModel):
@@ -118,7 +132,27 @@ class ServerConfig(StrictModel):
     @classmethod
     def _http_url(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
-            raise ValueError("must start with http:// or https://, for example http://127.0.0.1:8000/v1")
+            raise ValueError("allowed: a URL that starts with http:// or https://, e.g. http://127.0.0.1:8000/v1")
+        if value is not None and _PASSWORD_IN_URL.match(value):
+            raise ValueError("holds a password, allowed: a URL without one; put a key into api_key_env's variable")
+        return value
+
+    @field_validator("extra_args")
+    @classmethod
+    def _no_second_setting(cls, value: list[str]) -> list[str]:
+        for item in value:
+            flag = item.partition("=")[0].lstrip("-").replace("_", "-")
+            if not item.startswith("--"):
+                continue
+            if flag == "api-key":
+                raise ValueError(
+                    "holds --api-key, allowed: flags without secrets, for every user of the machine can read a command "
+                    "line; put the key into the environment variable that api_key_env names"
+                )
+            if flag in _FLAG_KEYS:
+                raise ValueError(
+                    f"holds {item}, allowed: flags without a key of their own; set serving.server.{_FLAG_KEYS[flag]}"
+                )
         return value
 
     @model_validator(mode="after")
@@ -197,6 +231,11 @@ class ServingConfig(StrictModel):
         if missing:
             raise ValueError(f"classes lacks {', '.join(sorted(missing))}, allowed: camera, chat, document and more")
         for name, settings in self.classes.items():
+            if settings.priority != 0 and self.server.base_url is None and self.server.scheduling_policy == "fcfs":
+                raise ValueError(
+                    f"classes.{name}.priority is {settings.priority}, allowed: 0 while server.scheduling_policy is "
+                    "fcfs, for it would be ignored; set server.scheduling_policy to priority"
+                )
             if self.server.base_url is None and settings.max_tokens >= self.server.max_model_len:
                 raise ValueError(
                     f"classes.{name}.max_tokens is {settings.max_tokens}, allowed: below "

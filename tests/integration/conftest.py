@@ -1,0 +1,22 @@
+"""One real vLLM server with the sample model for the whole run of the integration tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.served import ServedModel, served
+
+
+@pytest.fixture(scope="session")
+def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    """configs/sample.yaml's server on a free port, with its step log. Do not kill it: `served` makes one to kill."""
+    with served(tmp_path_factory.mktemp("model-server")) as running:
+        yield running
+
+
+@pytest.fixture
+def endpoint(model_server: ServedModel) -> str:
+    """Base URL of the session's server, ending in /v1."""
+    return model_server.endpoint
