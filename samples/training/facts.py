@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
 import numpy as np
 
-from samples.training.views import Person, View
+from samples.training.views import ACTIONS, Person, View
 
 DEFAULT_PROMPT = "Describe the people in this camera frame."
 PROMPTS = (
@@ -106,3 +109,41 @@ def random_prompt(rng: np.random.Generator) -> str:
     if kind < 0.7:
         return DEFAULT_PROMPT
     return str(rng.choice(PROMPTS if kind < 0.82 else QUESTIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a description says; None where it is silent."""
+
+    count: int | None
+    top: str | None = None
+    lower: str | None = None
+    action: str | None = None
+    bag: str | None = None
+    hat: str | None = None
+
+
+_COUNTED = {name.split()[0].lower(): number for number, name in enumerate(_NUMBERS)} | {"many": len(_NUMBERS)}
+_TOP = re.compile(r"an? (\w+) top\b")
+_LOWER = re.compile(r"(?:\ban? )?(\w+) (?:trousers|shorts|skirt)\b")
+_BAG, _HAT = re.compile(r"carrying an? (\w+) bag"), re.compile(r"wearing an? (\w+) hat")
+_ACTION = re.compile("|".join(ACTIONS))
+
+
+def read_facts(text: str) -> Facts:
+    """What a description in the taught form says; other text gives Facts that are None throughout."""
+    lowered = text.strip().lower()
+    first = re.match(r"[a-z]+", lowered)
+
+    def found(pattern: re.Pattern[str]) -> str | None:
+        match = pattern.search(lowered)
+        return match.group(match.lastindex or 0) if match else None
+
+    return Facts(
+        count=_COUNTED.get(first.group()) if first else None,
+        top=found(_TOP),
+        lower=found(_LOWER),
+        action=found(_ACTION),
+        bag=found(_BAG),
+        hat=found(_HAT),
+    )

@@ -84,21 +84,37 @@ def _class_map(scene: Scene) -> NDArray[np.uint8]:
     return np.asarray(table[scene.people, scene.parts], np.uint8)
 
 
+def surroundings(box_px: tuple[float, float, float, float], width_px: int, height_px: int) -> tuple[int, int, int, int]:
+    """The product's crop (x1, y1, x2, y2) around a box in a frame: margin, shape 1:2, moved inward at the border."""
+    x1, y1, x2, y2 = box_px
+    box_width, box_height = max(1.0, x2 - x1), max(1.0, y2 - y1)
+    wide, high = box_width + 2 * MARGIN * box_height, box_height * (1 + 2 * MARGIN)
+    wide, high = (high / 2, high) if wide < high / 2 else (wide, wide * 2)
+    shrink = min(1.0, width_px / wide, height_px / high)
+    if wide * shrink >= box_width and high * shrink >= box_height:
+        wide, high = wide * shrink, high * shrink
+    wide, high = min(wide, width_px), min(high, height_px)
+    left = min(max(0.0, (x1 + x2 - wide) / 2), width_px - wide)
+    top = min(max(0.0, (y1 + y2 - high) / 2), height_px - high)
+    first, upper = int(left), int(top)
+    right, lower = max(first + 1, round(left + wide)), max(upper + 1, round(top + high))
+    return first, upper, min(width_px, right), min(height_px, lower)
+
+
 def crop_region(
     rng: np.random.Generator, scene: Scene, box_px: tuple[int, int, int, int], loose: float
 ) -> tuple[int, int, int, int]:
     """The product's crop around a box that a detector missed by up to `loose` of its height on each side."""
     height, width = scene.image.shape[:2]
-    tall = box_px[3] - box_px[1]
-    x1, y1, x2, y2 = (float(value + rng.uniform(-loose, loose) * tall) for value in box_px)
-    high = max(8.0, y2 - y1) * (1 + 2 * MARGIN)
-    wide = max(x2 - x1 + 2 * MARGIN * (y2 - y1), high / 2)
-    high = wide * 2
-    shrink = min(1.0, width / wide, height / high)
-    wide, high = wide * shrink, high * shrink
-    left = min(max(0.0, (x1 + x2 - wide) / 2), width - wide)
-    top = min(max(0.0, (y1 + y2 - high) / 2), height - high)
-    return int(left), int(top), max(int(left) + 4, round(left + wide)), max(int(top) + 8, round(top + high))
+    missed = rng.uniform(-loose, loose, 4) * (box_px[3] - box_px[1])
+    x1, y1, x2, y2 = (float(value) for value in np.asarray(box_px) + missed)
+    return surroundings((x1, y1, x2, y2), width, height)
+
+
+def tight_crop(image: Image, box_px: tuple[int, int, int, int]) -> Image:
+    """(1024, 512, 3): what the product shows of a person in a frame (H, W, 3)."""
+    x1, y1, x2, y2 = surroundings(box_px, image.shape[1], image.shape[0])
+    return _fit(image[y1:y2, x1:x2], _SHORT_PX, _LONG_PX, labels=False)
 
 
 def _fit(image: Image, width_px: int, height_px: int, *, labels: bool) -> Image:
@@ -113,11 +129,10 @@ def _fit(image: Image, width_px: int, height_px: int, *, labels: bool) -> Image:
     return canvas
 
 
-def view_of(scene: Scene, region: tuple[int, int, int, int], image: Image | None = None) -> View:
+def view_of(scene: Scene, region: tuple[int, int, int, int], image: Image | None = None, *, upright: bool) -> View:
     """The part `region` (x1, y1, x2, y2) of the scene as the product shows it; `image` replaces the scene's picture."""
     x1, y1, x2, y2 = region
     window = np.s_[y1:y2, x1:x2]
-    upright = (y2 - y1) > (x2 - x1)
     width, height = (_SHORT_PX, _LONG_PX) if upright else (_LONG_PX, _SHORT_PX)
     picture = _fit((scene.image if image is None else image)[window], width, height, labels=False)
     classes = _fit(_class_map(scene)[window], width, height, labels=True)

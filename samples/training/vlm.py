@@ -62,15 +62,15 @@ def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: b
     image = camera_like(rng, scene.image)
     height = scene.image.shape[0]
     if frames:
-        yield view_of(scene, (0, 0, width, height), image)
+        yield view_of(scene, (0, 0, width, height), image, upright=False)
         return
     if not scene.seen or rng.random() < 0.05:  # a false alarm of the detector
         high = height * rng.uniform(0.3, 0.9)
         x, y = rng.uniform(0, width - high / 2), rng.uniform(0, height - high)
-        yield view_of(scene, (int(x), int(y), int(x + high / 2), int(y + high)), image)
+        yield view_of(scene, (int(x), int(y), int(x + high / 2), int(y + high)), image, upright=True)
     shown = [seen for seen in scene.seen if seen.visible > 0.4 and seen.box_px[3] - seen.box_px[1] > 36]
     for seen in shown[:2]:
-        yield view_of(scene, crop_region(rng, scene, seen.box_px, 0.05), image)
+        yield view_of(scene, crop_region(rng, scene, seen.box_px, 0.05), image, upright=True)
 
 
 def labelled_tiles(view: View, chosen: list[int]) -> Tiles:

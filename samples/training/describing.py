@@ -1,0 +1,45 @@
+"""The sample VLM through transformers: the reference that a served model is compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image as Pil
+from safetensors.torch import load_file
+from transformers import AutoProcessor, Idefics3ForConditionalGeneration
+
+from samples.backdrops import Image
+from samples.training.facts import DEFAULT_PROMPT
+
+MAX_TOKENS = 48
+
+
+class Reference:
+    """Greedy answers of a built checkpoint; `weights` replaces its vision part."""
+
+    def __init__(self, checkpoint: Path, weights: Path | None = None, dtype: torch.dtype = torch.float32) -> None:
+        self.processor: Any = AutoProcessor.from_pretrained(checkpoint)
+        self.model: Any = Idefics3ForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype).eval()
+        if weights is not None:
+            state = {name: tensor.to(dtype) for name, tensor in load_file(weights).items()}
+            strange = self.model.load_state_dict(state, strict=False).unexpected_keys
+            if strange:
+                raise ValueError(f"{weights} does not fit: {strange[0]}")
+
+    def answer(self, picture: Image | None, prompt: str = DEFAULT_PROMPT, *, max_tokens: int = MAX_TOKENS) -> str:
+        """The answer to `prompt` about an (H, W, 3) RGB picture, or to the prompt alone."""
+        parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
+        if picture is not None:
+            parts.append({"type": "image"})
+        messages = [{"role": "user", "content": parts}]
+        text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = None if picture is None else [Pil.fromarray(picture)]
+        inputs = self.processor(text=text, images=images, return_tensors="pt")
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        with torch.no_grad():
+            out = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens)
+        new = out[0, inputs["input_ids"].shape[1] :]
+        return str(self.processor.tokenizer.decode(new, skip_special_tokens=True)).strip()
