@@ -12,7 +12,10 @@ ARGS ?=
 UPGRADE ?=
 
 APP := .venv/bin
-SETUP = $(PYTHON) requirements/install.py
+# Asked in words that every Python reads.
+SUPPORTED = import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 14) else "setup: Python %d.%d is \
+not supported, allowed: 3.11 to 3.14; name another with make PYTHON=python3.12 ..." % v)
+SETUP = $(PYTHON) -c '$(SUPPORTED)' && $(PYTHON) requirements/install.py
 CODE := pipeline serving ui samples tests requirements
 
 .DEFAULT_GOAL := help

@@ -16,6 +16,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,8 +87,6 @@ def locked_requirement(lock: str, name: str) -> str:
 
 def pinned(name: str) -> str:
     """The version pyproject.toml pins `name` to."""
-    import tomllib  # noqa: PLC0415 - not in the Pythons that are refused above
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for requirement in project["dependencies"]:
         package, _, version = str(requirement).partition("==")
@@ -104,8 +103,6 @@ def torch_requirements(system: str) -> list[str]:
 
 def fingerprint(environment: Environment) -> dict[str, str]:
     """What `environment` is made from. A difference in `inputs` alone is mended in place, any other from scratch."""
-    import tomllib  # noqa: PLC0415
-
     digest = hashlib.sha256(environment.lock.read_bytes())
     if environment.device == "cpu":
         digest.update(repr(torch_requirements(platform.system())).encode())

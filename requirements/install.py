@@ -1,9 +1,8 @@
 """Makes the virtual environments a deployment needs: `.venv` (the app) and `.venv-vllm` (the model server).
 
-`make` calls this with the system's Python before anything is installed, so it uses the standard library alone, and
-nothing that keeps an older Python from reading as far as the line that refuses it. Both environments are made side by
-side from the lock files of this folder. A stamp in each records what it was made from; while that stays the same,
-nothing is done.
+`make` calls this with the system's Python before anything is installed, so it uses the standard library alone. Both
+environments are made side by side from the lock files of this folder. A stamp in each records what it was made from;
+while that stays the same, nothing is done.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from needs import (
     read_needs,
     refuse_missing_libraries,
     refuse_missing_venv,
-    refuse_python,
     server_refusal,
 )
 
@@ -185,7 +183,6 @@ def _wanted(options: argparse.Namespace) -> list[Environment]:
 
 
 def _prepare(options: argparse.Namespace, progress: Progress) -> None:
-    refuse_python(sys.version_info[:2])
     refuse_missing_venv()
     missing = [one for one in _wanted(options) if not is_current(one)]
     if not missing:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-OLDEST, NEWEST = (3, 11), (3, 14)
 OPENCV_LIBRARIES = ("libGL.so.1", "libgthread-2.0.so.0", "libxcb.so.1")
 SERVER_URL_ADVICE = (
     "run the app alone against a server elsewhere: make run ARGS='--server-url http://HOST:8000/v1', "
@@ -32,15 +31,6 @@ class Needs:
 
     device: str  # of the server and of the app's torch: "cpu" or "gpu"
     external_server: bool  # somebody else's server: no server environment
-
-
-def refuse_python(version: tuple[int, int]) -> None:
-    """Raise SetupError for a Python that the pinned packages have no builds for."""
-    if not OLDEST <= version <= NEWEST:
-        found = ".".join(str(part) for part in version)
-        raise SetupError(
-            f"Python {found} is not supported, allowed: 3.11 to 3.14; name another with make PYTHON=python3.12 ..."
-        )
 
 
 def refuse_missing_venv() -> None:

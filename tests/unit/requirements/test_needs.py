@@ -7,25 +7,11 @@ from needs import (
     parse_arguments,
     read_needs,
     refuse_missing_libraries,
-    refuse_python,
     server_refusal,
 )
 
 DEVICE = "FRAMECHAT__SERVING__SERVER__DEVICE"
 URL = "FRAMECHAT__SERVING__SERVER__BASE_URL"
-
-
-@pytest.mark.parametrize("version", [(3, 11), (3, 14)])
-def test_supported_pythons_pass(version: tuple[int, int]) -> None:
-    refuse_python(version)
-
-
-@pytest.mark.parametrize("version", [(3, 8), (3, 10), (3, 15)])
-def test_other_pythons_are_refused_with_the_mend(version: tuple[int, int]) -> None:
-    with pytest.raises(SetupError) as refused:
-        refuse_python(version)
-    assert f"Python 3.{version[1]} " in str(refused.value)
-    assert "make PYTHON=" in str(refused.value)
 
 
 @pytest.mark.parametrize(
