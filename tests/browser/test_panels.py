@@ -295,6 +295,21 @@ def test_a_description_grows_by_its_tokens_and_stays_text(scene: Scene) -> None:
     expect(card.locator(".figures")).to_have_text("frame 100 ms · waited 400 ms · TTFT 1.90 s · last token 3.10 s")
 
 
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        pytest.param({"state": "waiting"}, "waiting", id="queue"),
+        pytest.param({"state": "streaming", "sent_s": 1001.0, "waiting_ms": 9.0}, "reading the picture", id="prefill"),
+        pytest.param({"state": "streaming", "sent_s": 1001.0, "ttft_ms": 900.0, "text": "A"}, "writing", id="decode"),
+        pytest.param({"state": "cancelled", "reason": "left 20 s ago"}, "cancelled", id="cancelled"),
+    ],
+)
+def test_a_description_says_what_it_is_at(scene: Scene, view: dict[str, Any], words: str) -> None:
+    scene.mount("descriptions", found=None)
+    scene.say("description", **description(**view))
+    expect(scene.page.locator(".card .state")).to_have_text(words)
+
+
 def test_a_failed_description_says_why(scene: Scene) -> None:
     scene.mount("descriptions", found=None)
     scene.say("description", **description(state="failed", reason="the stream was cut"))

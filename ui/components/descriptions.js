@@ -1,6 +1,15 @@
 /* What the model says of each person, as it says it, with the stages the time went to. */
 
 const SHOWN = 40;
+const STAGE_WORDS = {
+  waiting: "waiting",
+  reading: "reading the picture",
+  writing: "writing",
+  done: "",
+  failed: "failed",
+  cancelled: "cancelled",
+  skipped: "not described",
+};
 const STAGES = [
   ["frame", "frame age", "Frame age: from the picture's arrival to its being picked"],
   ["queue", "waiting", "Waiting: from being picked to being sent to the model server"],
@@ -42,8 +51,7 @@ class Card {
     this.when.dateTime = new Date(view.frame_s * 1000).toISOString();
     this.root.setAttribute("aria-label", `${view.camera}, ${personName(view.person_id)}, ${time}`);
     this.showPicture(view);
-    const words = { waiting: view.sent_s ? "reading the picture" : "waiting", streaming: "writing", done: "", failed: "failed", cancelled: "cancelled", skipped: "not described" };
-    put(this.state, words[view.state] ?? view.state);
+    put(this.state, STAGE_WORDS[this.stage()] ?? view.state);
     this.say();
     this.tick(this.link.now());
   }
@@ -60,9 +68,18 @@ class Card {
     this.thumb.src = this.link.url(view.thumbnail);
   }
 
+  /** What an open description is at: in the queue, with the model but without a token, or being written. */
+  stage() {
+    const { view } = this;
+    if (view.state !== "waiting" && view.state !== "streaming") return view.state;
+    if (view.text || view.ttft_ms !== null) return "writing";
+    return view.sent_s === null ? "waiting" : "reading";
+  }
+
   /** Only the text changes with each token. */
   say() {
     const { view } = this;
+    this.root.dataset.stage = this.stage();
     put(this.text, view.text || view.reason || "");
     this.text.classList.toggle("soft", !view.text);
     const ended = view.state === "failed" || view.state === "cancelled";
@@ -72,17 +89,19 @@ class Card {
   tick(now) {
     const { view } = this;
     if (view.state === "skipped") return;
-    const open = view.state === "waiting" || view.state === "streaming";
+    const stage = this.stage();
+    const open = stage === "waiting" || stage === "reading" || stage === "writing";
     const running = open ? Math.max(0, (now - view.due_s) * 1000) : null;
-    const frame = view.frame_age_ms ?? 0;
-    const waiting = view.waiting_ms ?? (view.sent_s ? (view.sent_s - view.due_s) * 1000 : running) ?? 0;
-    const ttft = view.ttft_ms ?? (view.state === "waiting" && view.sent_s ? running : null);
-    const total = view.total_ms ?? (view.state === "streaming" ? running : null);
-    const lengths = [frame, waiting, ttft === null ? 0 : Math.max(0, ttft - waiting), total === null || ttft === null ? 0 : Math.max(0, total - ttft)];
+    const waiting = view.waiting_ms ?? (stage === "waiting" ? running : null);
+    const ttft = view.ttft_ms ?? (stage === "reading" ? running : null);
+    const total = view.total_ms ?? (stage === "writing" ? running : null);
+    const between = (from, to) => (from === null || to === null ? 0 : Math.max(0, to - from));
+    const lengths = [view.frame_age_ms ?? 0, waiting ?? 0, between(waiting, ttft), between(ttft, total)];
     this.parts.forEach((part, index) => {
       part.style.flexGrow = String(Math.round(lengths[index]));
     });
-    const figures = [`frame ${duration(view.frame_age_ms)}`, `waited ${duration(waiting)}`];
+    const figures = [`frame ${duration(view.frame_age_ms)}`];
+    figures.push(waiting === null ? "never sent" : `waited ${duration(waiting)}`);
     this.figures.title = view.prompt_tokens
       ? `${count(view.prompt_tokens)} prompt tokens (${count(view.cached_tokens)} cached), ${count(view.completion_tokens)} written; ${view.model}`
       : "";
