@@ -51,7 +51,6 @@ class Card {
     this.when.dateTime = new Date(view.frame_s * 1000).toISOString();
     this.root.setAttribute("aria-label", `${view.camera}, ${personName(view.person_id)}, ${time}`);
     this.showPicture(view);
-    put(this.state, STAGE_WORDS[this.stage()] ?? view.state);
     this.say();
     this.tick(this.link.now());
   }
@@ -80,6 +79,7 @@ class Card {
   say() {
     const { view } = this;
     this.root.dataset.stage = this.stage();
+    put(this.state, STAGE_WORDS[this.stage()] ?? view.state);
     put(this.text, view.text || view.reason || "");
     this.text.classList.toggle("soft", !view.text);
     const ended = view.state === "failed" || view.state === "cancelled";
