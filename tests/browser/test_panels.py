@@ -190,6 +190,13 @@ def test_a_lost_connection_is_said_and_made_again(scene: Scene) -> None:
     assert len(scene.sockets) == 2
 
 
+def test_a_refusal_is_told_in_the_services_words(scene: Scene) -> None:
+    scene.mount("status")
+    scene.say("status", **status())
+    scene.sockets[-1].close(code=1013, reason="64 pages are open; close one")
+    expect(scene.page.get_by_text("64 pages are open; close one.")).to_be_visible()
+
+
 @pytest.mark.parametrize(
     ("server", "words"),
     [

@@ -19,6 +19,7 @@ class Link {
     this.retryAt = 0;
     this.heardAt = 0;
     this.everOpen = false;
+    this.refusal = ""; // why the service closed, in its words
     this.status = null;
     this.latency = null;
     this.samples = [];
@@ -27,7 +28,8 @@ class Link {
     this.offsets = [];
     this.socket = null;
     this.timer = setInterval(() => this.tick(), 500);
-    document.addEventListener("visibilitychange", () => this.sendWish());
+    this.seen = () => this.sendWish();
+    document.addEventListener("visibilitychange", this.seen);
     this.open();
   }
 
@@ -94,8 +96,10 @@ class Link {
       if (typeof event.data === "string") this.take(JSON.parse(event.data));
       else this.takeFrame(event.data);
     };
-    socket.onclose = () => {
-      if (socket === this.socket) this.later();
+    socket.onclose = (event) => {
+      if (socket !== this.socket) return;
+      this.refusal = event.reason;
+      this.later();
     };
   }
 
@@ -130,6 +134,7 @@ class Link {
 
   close() {
     clearInterval(this.timer);
+    document.removeEventListener("visibilitychange", this.seen);
     const old = this.socket;
     this.socket = null;
     old?.close();
@@ -265,7 +270,13 @@ function troubleWith(link) {
   const wait = Math.max(0, Math.ceil((link.retryAt - Date.now()) / 1000));
   const next = link.phase === "waiting" ? `next try in ${wait} s` : "trying";
   const what = link.everOpen ? "Lost the camera service" : "Cannot reach the camera service";
-  return `${what} at ${link.base}: ${next} (attempt ${link.attempt + (link.phase === "waiting" ? 1 : 0)}).`;
+  const attempt = link.attempt + (link.phase === "waiting" ? 1 : 0);
+  const why = link.refusal ? ` ${link.refusal}.` : "";
+  const mend =
+    !link.everOpen && link.attempt >= 3
+      ? " Is it running? Where browsers reach it under another name or port, set service.public_url."
+      : "";
+  return `${what} at ${link.base}: ${next} (attempt ${attempt}).${why}${mend}`;
 }
 
 /** Whether the page's theme is a dark one. */
