@@ -1,0 +1,236 @@
+"""The pipeline on the real detector, the sample video and a real vLLM server with the sample model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.config import Config, load_config
+from pipeline.frame import Box
+from pipeline.watch import run_watch
+from samples import backdrops, video, walkers
+from serving.server import ModelServer
+from tests.integration.served import free_port
+from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
+SAMPLE = Path(__file__).parents[2] / "configs" / "sample.yaml"
+_MATCH_IOU = 0.3
+
+
+def deployment(endpoint: str, folder: Path, *more: str) -> Config:
+    """The sample deployment on a server that runs already."""
+    overrides = [f"serving.server.base_url={endpoint}", f"store.folder={folder}", f"run_folder={folder}", *more]
+    return load_config(SAMPLE, overrides=overrides)
+
+
+# --- what the sample video shows -------------------------------------------------------------------------------------
+
+
+def people_of_the_sample() -> tuple[list[walkers.Walker], walkers.Stage]:
+    """The walkers of `samples.video.street`, drawn from the same seed."""
+    rng = np.random.default_rng(video.SEED)
+    place = backdrops.drawn(rng, video.WIDTH_PX, video.HEIGHT_PX, "street")
+    stage = walkers.make_stage(place, 150.0, 290.0)
+    return walkers.crowd(rng, stage, video.STREET_S, every_s=3.2), stage
+
+
+def true_box(walker: walkers.Walker, stage: walkers.Stage, at_s: float) -> Box | None:
+    """About where a walker is, as fractions of the picture; None while out of it."""
+    person = walkers.placed(walker, stage, at_s)
+    if person is None:
+        return None
+    half = 0.19 * person.height_px
+    return (
+        (person.x_px - half) / video.WIDTH_PX,
+        (person.y_px - person.height_px) / video.HEIGHT_PX,
+        (person.x_px + half) / video.WIDTH_PX,
+        person.y_px / video.HEIGHT_PX,
+    )
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Intersection over union."""
+    width = min(one[2], other[2]) - max(one[0], other[0])
+    height = min(one[3], other[3]) - max(one[1], other[1])
+    shared = max(0.0, width) * max(0.0, height)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    return shared / (sum(areas) - shared) if shared else 0.0
+
+
+def who_was_described(found: list[dict[str, Any]]) -> Counter[int]:
+    """How often each walker was described, by box and time. -1: nobody is there.
+
+    Only differences of frame times are known; the video's start is where boxes and walkers agree best.
+    """
+    people, stage = people_of_the_sample()
+    first_s = min(item["frame_s"] for item in found)
+    best: tuple[float, list[int]] = (-1.0, [])
+    for start_s in np.arange(0.0, 8.0, 1 / video.FPS):
+        total, chosen = 0.0, []
+        for item in found:
+            at_s = item["frame_s"] - first_s + float(start_s)
+            boxes = [true_box(walker, stage, at_s) for walker in people]
+            scores = [0.0 if box is None else overlap(tuple(item["box"]), box) for box in boxes]
+            index = int(np.argmax(scores))
+            total += scores[index]
+            chosen.append(index if scores[index] >= _MATCH_IOU else -1)
+        best = max(best, (total, chosen))
+    return Counter(best[1])
+
+
+def well_seen(walker: walkers.Walker, stage: walkers.Stage) -> bool:
+    """Whole in the picture for two seconds of the video or more."""
+    inside = 0
+    for index in range(round(video.STREET_S * video.FPS)):
+        box = true_box(walker, stage, index / video.FPS)
+        inside += box is not None and min(box) > 0.01 and max(box) < 0.99
+    return inside >= 2 * video.FPS
+
+
+def test_the_sample_video_is_described_once_per_person_and_jsonl_is_well_formed(
+    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "people.jsonl"
+    config = deployment(endpoint, tmp_path, "trigger.max_waiting=32", "trigger.cancel_after_gone_s=120")
+    assert run_watch(config.with_source("sample"), jsonl=output) == 0
+    lines = output.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == len(capsys.readouterr().out.splitlines())
+    found = [json.loads(line) for line in lines]
+    for item in found:
+        assert item["state"] == "done", item["reason"]
+        assert item["text"]
+        assert item["model"]
+        assert item["finish_reason"] in ("stop", "length")
+        assert item["prompt_tokens"] >= 500  # the picture is in it
+        assert 1 <= item["completion_tokens"] <= config.serving.classes["camera"].max_tokens
+        times = [item[name] for name in ("frame_s", "due_s", "sent_s", "first_token_s", "last_token_s")]
+        assert times == sorted(times)
+        assert Path(item["thumbnail"]).read_bytes().startswith(b"\xff\xd8")
+    assert len({item["person"] for item in found}) == len(found)
+
+    described = who_was_described(found)
+    people, stage = people_of_the_sample()
+    expected = {index for index, walker in enumerate(people) if well_seen(walker, stage)}
+    described.pop(-1, None)
+    twice = {index: count for index, count in described.items() if count > 1}
+    missed = expected - set(described)
+    assert sum(count - 1 for count in twice.values()) <= 1, twice
+    assert len(missed) <= 0.2 * len(expected), missed
+
+
+def test_chat_and_camera_share_the_server(endpoint: str, tmp_path: Path) -> None:
+    with run_service(deployment(endpoint, tmp_path), ready=False) as service:
+        wait_for(lambda: service.get("/health").json()["status"] == "ok", 60)
+        session = service.post("/chat/sessions").json()["session_id"]
+        wait_for(lambda: [view for view in service.get("/descriptions").json() if view["state"] == "streaming"], 90)
+        answer = service.post("/chat", json={"session_id": session, "text": "Name three colours."}, timeout=180)
+        end = events(answer.text)[-1][2]
+        assert (end["state"], bool(end["text"].strip())) == ("done", True), end
+        picture = {"session_id": session, "text": "What do you see?", "camera_id": "street"}
+        seen = events(service.post("/chat", json=picture, timeout=180).text)[-1][2]
+        assert seen["state"] == "done", seen
+        wait_for(lambda: done(service), 120)
+        classes = {item["traffic_class"]: item for item in service.get("/latency").json()["classes"]}
+        for name in ("camera", "chat"):
+            assert classes[name]["done"] >= 1
+            assert classes[name]["failed"] == 0
+            assert classes[name]["ttft"]["count"] >= 1
+            assert classes[name]["itl"]["count"] >= 5
+        status = service.get("/status").json()
+        assert status["server"]["max_model_len"] == 4096
+        assert status["engine"]["kv_cache_usage"] is not None
+        assert status["cameras"][0]["frame_age_p95_ms"] < 1000
+
+
+def done(service: Running) -> list[dict[str, Any]]:
+    """The finished descriptions."""
+    return list(service.get("/descriptions", params={"state": "done"}).json())
+
+
+def test_stopping_an_answer_frees_its_request(endpoint: str, tmp_path: Path) -> None:
+    more = ("cameras=[]", "serving.classes.chat.max_tokens=2000")
+    with run_service(deployment(endpoint, tmp_path, *more)) as service:
+        session = service.post("/chat/sessions").json()["session_id"]
+        question = {"session_id": session, "text": "Count from one to one thousand in words."}
+        heard = ""
+        with service.stream("POST", "/chat", json=question, timeout=120) as answer:
+            for part in answer.iter_text():
+                heard += part
+                if heard.count("event: token") > 3:
+                    break
+        running = wait_for(lambda: service.get("/status").json()["engine"]["running"])
+        assert running == 1
+        answer_id = events(heard)[0][2]["answer_id"]
+        service.post(f"/chat/answers/{answer_id}/cancel")
+        wait_for(lambda: service.get("/status").json()["engine"]["running"] == 0, 10)
+        end = events(service.get(f"/chat/answers/{answer_id}/events").text)[-1][2]
+        assert end["state"] == "cancelled"
+
+
+@contextmanager
+def kept_server(config: Config, log: Path) -> Iterator[ModelServer]:
+    """A model server of our own that is started again when it dies."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def make() -> ModelServer:
+        server = ModelServer(config.serving.server, log_path=log)
+        await server.start()
+        await server.wait_ready()
+        return server
+
+    server = asyncio.run_coroutine_threadsafe(make(), loop).result(300)
+    watching = asyncio.run_coroutine_threadsafe(server.watch(), loop)
+    try:
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+        watching.cancel()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+
+
+def test_a_server_killed_in_mid_stream_gives_typed_errors_and_recovers(tmp_path: Path) -> None:
+    overrides = [
+        f"serving.server.port={free_port()}",
+        f"store.folder={tmp_path}",
+        "cameras=[]",
+        "serving.classes.chat.max_tokens=2000",
+        "serving.server.restart_backoff_s=0.2",
+    ]
+    config = load_config(SAMPLE, overrides=overrides)
+    with kept_server(config, tmp_path / "server.log") as server, run_service(config) as service:
+        session = service.post("/chat/sessions").json()["session_id"]
+        heard = ""
+        with service.stream("POST", "/chat", json={"session_id": session, "text": "Count to 1000."}) as answer:
+            for part in answer.iter_text():
+                heard += part
+                if heard.count("event: token") == 3 and server.status.pid is not None:
+                    os.killpg(server.status.pid, signal.SIGKILL)
+        end = events(heard)[-1][2]
+        assert end["state"] == "failed"
+        assert end["text"]
+        assert end["detail"]
+        chat = next(item for item in service.get("/latency").json()["classes"] if item["traffic_class"] == "chat")
+        assert sum(chat["failures"].values()) == 1
+        assert set(chat["failures"]) <= {"cut", "connect", "server"}
+        wait_for(lambda: service.get("/status").json()["server"]["state"] != "ready", 20)
+        refused = service.post("/chat", json={"session_id": session, "text": "Hello?"})
+        assert refused.status_code == 503
+        assert "model server" in refused.json()["detail"]
+        wait_for(lambda: service.get("/health").json()["status"] == "ok", 240)
+        again = service.post("/chat", json={"session_id": session, "text": "Say yes."}, timeout=120)
+        assert events(again.text)[-1][2]["state"] == "done"
