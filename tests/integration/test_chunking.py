@@ -83,9 +83,13 @@ async def test_one_description_takes_several_steps_and_shares_one(
     offset = model_server.log_path.stat().st_size
     streaming = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def token_came(_event: TokenEvent) -> None:
+        loop.call_soon_threadsafe(streaming.set)
+
     talk = client.start(
         chat("Tell me a long story about a lighthouse.", max_tokens=200),
-        on_token=lambda _event: loop.call_soon_threadsafe(streaming.set),
+        on_token=token_came,
     )
     await streaming.wait()
     described = await client.start(description(model_server, seed=1)).result()
