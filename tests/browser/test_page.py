@@ -26,7 +26,7 @@ PRINT = """canvas => {
 }"""
 DURATION = re.compile(r"^[\d.]+ (ms|s)$")
 STALLS = re.compile(r"chat and camera.*; \d+ stalls$")
-LONG = "Count from one to one hundred in words, one number after the other."
+LONG = "Write a long story about a fisherman, his boat and the sea."
 
 
 @pytest.fixture
@@ -104,7 +104,6 @@ def test_an_answer_streams_while_people_are_described(page: Page) -> None:
     expect(answer.locator(".say")).not_to_be_empty(timeout=MODEL_MS)
     expect(answer).to_have_attribute("data-state", "done", timeout=MODEL_MS)
     expect(answer.locator(".meta")).to_contain_text("TTFT")
-    expect(answer.locator(".say")).to_contain_text("Paris")
 
 
 def test_both_classes_have_figures_and_the_screen_is_kept(page: Page) -> None:
