@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 
+from serving.address import STRAIGHT_TO_LOOPBACK
 from serving.command import ServerError
 
 
@@ -51,7 +52,7 @@ async def describe_running(endpoint: str, api_key: str | None = None, *, timeout
     base = endpoint.rstrip("/")
     root = base.removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=timeout_s) as client:
+    async with httpx.AsyncClient(headers=headers, timeout=timeout_s, mounts=STRAIGHT_TO_LOOPBACK) as client:
         try:
             answer = await client.get(f"{base}/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:

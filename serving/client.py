@@ -22,8 +22,6 @@ process. The messages sent here are the ones it would send.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
 import ssl
 import threading
@@ -36,6 +34,7 @@ from urllib.parse import urlsplit
 import httpx2
 import openai
 
+from serving.address import is_loopback
 from serving.config import Timeouts
 from serving.faults import explain
 from serving.records import ErrorKind, Outcome, RequestError, RequestRecord, TokenEvent, now_s
@@ -48,7 +47,6 @@ __all__ = [
     "ModelClient",
     "ModelRequest",
     "ModelServerError",
-    "is_loopback",
     "picture_part",
     "text_part",
 ]
@@ -430,16 +428,6 @@ class ModelClient:
         if not names:
             raise ModelServerError(RequestError(ErrorKind.PROTOCOL, f"{self.endpoint} serves no model"))
         return names[0]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is this machine, where a proxy from the environment has no business."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    with contextlib.suppress(ValueError):
-        address = ipaddress.ip_address(host)
-        return address.is_loopback or address.is_unspecified
-    return False
 
 
 def _refuses_stream_options(error: openai.APIStatusError) -> bool:

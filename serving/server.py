@@ -197,7 +197,7 @@ class ModelServer:
             raise RuntimeError("start() first")
         root = self.config.endpoint.removesuffix("/v1")
         said = now_s()
-        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as client:
             while True:
                 progress = self._read_log()
                 if progress or now_s() - said >= _TICK_S:
@@ -308,7 +308,7 @@ class ModelServer:
     async def _watch_health(self, process: GuardedProcess, ended: asyncio.Future[int]) -> str:
         root = self.config.endpoint.removesuffix("/v1")
         misses = 0
-        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as client:
             while True:
                 done, _ = await asyncio.wait({ended}, timeout=_HEALTH_INTERVAL_S)
                 self._read_log()
