@@ -149,10 +149,10 @@ def _run(config: Config, make: MakeParts, ports: Sequence[tuple[str, str, int]],
         print(f"framechat: {error}", file=sys.stderr)
         return EXIT_FAILED
     console = Console(highlight=False)
-    return asyncio.run(_Supervisor(console, folder, announce).run(lambda say: make(folder, config_path, say)))
+    return asyncio.run(Supervisor(console, folder, announce).run(lambda say: make(folder, config_path, say)))
 
 
-class _Supervisor:
+class Supervisor:
     """Runs the parts side by side until one fails for good or a signal comes."""
 
     def __init__(self, console: Console, folder: Path, announce: tuple[str, str]) -> None:

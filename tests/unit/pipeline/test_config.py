@@ -1,0 +1,230 @@
+"""Configuration: what is refused and how it is said, overrides and their order, the deployments in configs/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config import Config, ConfigError, load_config
+from serving.config import Device
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+CLASSES = {name: {"ttft_p95_ms": 1000, "itl_p99_ms": 100, "max_tokens": 64} for name in ("camera", "chat", "document")}
+
+
+def load(tmp_path: Path, tree: dict[str, Any], **more: Any) -> Config:
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    return load_config(path, environ={}, **more)
+
+
+def server(**values: Any) -> dict[str, Any]:
+    return {"serving": {"server": values}}
+
+
+def camera(**values: Any) -> dict[str, Any]:
+    return {"cameras": [{"name": "door", "source": "0"} | values]}
+
+
+# Every message names the key, the value and what is allowed.
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        pytest.param({"detekt": {}}, ["detekt", "unknown key", "detect?"], id="unknown section"),
+        pytest.param(server(max_num_seq=4), ["serving.server.max_num_seq = 4", "max_num_seqs?"], id="misspelt key"),
+        pytest.param({"ui": {"colour": "red"}}, ["ui.colour = 'red'", "unknown key", "host", "port"], id="unknown key"),
+        pytest.param({"serving": 5}, ["serving = 5", "allowed"], id="value where a section belongs"),
+        pytest.param({"detect": {"rate_hz": "fast"}}, ["detect.rate_hz = 'fast'", "number"], id="wrong type"),
+        pytest.param({"detect": {"tracker": "sort"}}, ["detect.tracker = 'sort'", "'bytetrack' or 'botsort'"],
+                     id="not one of the choices"),
+        pytest.param({"detect": {"image_size_px": 400}}, ["detect.image_size_px = 400", "multiple of 32"],
+                     id="not a multiple"),
+        pytest.param({"source": {"open_timeout_s": float("nan")}}, ["source.open_timeout_s = nan", "finite"], id="NaN"),
+        pytest.param(server(port=70000), ["serving.server.port = 70000", "65535"], id="port out of range"),
+        pytest.param(server(max_num_batched_tokens=8, max_num_seqs=16),
+                     ["max_num_batched_tokens is 8", "at least max_num_seqs (16)"], id="budget below max_num_seqs"),
+        pytest.param(server(enable_chunked_prefill=False, max_num_batched_tokens=2048, max_model_len=4096),
+                     ["enable_chunked_prefill is false", "is 2048", "at least max_model_len (4096)"],
+                     id="unchunked, budget below the model length"),
+        pytest.param(server(max_num_scheduled_tokens=512, max_num_batched_tokens=256),
+                     ["max_num_scheduled_tokens is 512", "at most max_num_batched_tokens (256)"],
+                     id="scheduled tokens above the budget"),
+        pytest.param(server(long_prefill_token_threshold=512, max_num_batched_tokens=256),
+                     ["long_prefill_token_threshold is 512", "0 (off) to max_num_batched_tokens (256)"],
+                     id="threshold above the budget"),
+        pytest.param(server(gpu_memory_utilization=1.5), ["gpu_memory_utilization = 1.5", "less than or equal to 1"],
+                     id="more than the whole GPU"),
+        pytest.param(server(device="tpu"), ["serving.server.device = 'tpu'", "'cpu' or 'gpu'"], id="device"),
+        pytest.param(server(base_url="localhost:8000"), ["base_url = 'localhost:8000'", "http://"], id="no scheme"),
+        pytest.param(server(base_url="https://me:pw@host/v1"), ["base_url", "holds a password", "api_key_env"],
+                     id="password in base_url"),
+        pytest.param(server(extra_args=["--api-key", "s3cret"]), ["extra_args", "--api-key", "api_key_env"],
+                     id="API key on the command line"),
+        pytest.param(server(extra_args=["--max-num-seqs=4"]),
+                     ["extra_args", "--max-num-seqs=4", "serving.server.max_num_seqs"], id="a flag that has a key"),
+        pytest.param(server(api_key="s3cret"), ["serving.server.api_key = ***", "environment"], id="a secret as a key"),
+        pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"ttft_p95_ms": 0}}}},
+                     ["serving.classes.chat.ttft_p95_ms = 0", "greater than 0"], id="an SLO of 0"),
+        pytest.param({"serving": {"classes": {"camera": CLASSES["camera"]}}}, ["classes lacks chat, document"],
+                     id="a class missing"),
+        pytest.param({"serving": {"classes": CLASSES | {"chat": {"max_tokens": 5}}}},
+                     ["serving.classes.chat.ttft_p95_ms", "is missing"], id="a class without objectives"),
+        pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"max_tokens": 4096}}}},
+                     ["classes.chat.max_tokens is 4096", "below server.max_model_len (4096)"],
+                     id="answers longer than the model"),
+        pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"priority": 5}}}},
+                     ["classes.chat.priority is 5", "fcfs"], id="a priority nobody looks at"),
+        pytest.param(camera(source="rtsp://me:pw@10.0.0.1/live"),
+                     ["cameras.0.source", "holds a password", "password_env"], id="password in a camera's URL"),
+        pytest.param({"cameras": [{"name": "a", "source": "0"}, {"name": "a", "source": "1"}]},
+                     ["['a', 'a']", "every name once"], id="two cameras of one name"),
+        pytest.param(camera(name=""), ["cameras.0.name = ''", "at least 1 character"], id="a camera without name"),
+        pytest.param(camera(rotate=45), ["cameras.0.rotate = 45", "0, 90, 180 or 270"], id="rotation"),
+        pytest.param({"service": {"port": 8000}}, ["service.port", "8000", "every port once"], id="a port twice"),
+        pytest.param({"serving": {"server": {"max_model_len": 600}, "classes": CLASSES}},
+                     ["576 image tokens", "below 536"], id="a picture longer than the model"),
+        pytest.param({"describe": {"view": "both"}, "serving": {"server": {"max_images_per_request": 1}}},
+                     ["describe.view is both", "max_images_per_request is 1", "at least 2"], id="two pictures"),
+        pytest.param({"describe": {"prompt": "{time}: who is there?"}},
+                     ["describe.prompt", "'{time}'", "prefix caching"], id="a prompt that starts with the time"),
+        pytest.param({"describe": {"system_prompt": "You watch ${camera_name}."}},
+                     ["describe.system_prompt", "${camera_name}", "constant text"], id="a camera's name in the prompt"),
+        pytest.param({"chat": {"system_prompt": "Today is {{ date }}."}}, ["chat.system_prompt", "{{ date }}"],
+                     id="a date in the chat's prompt"),
+        pytest.param({"describe": {"prompt": ""}}, ["describe.prompt = ''", "at least 1 character"], id="no prompt"),
+    ],
+)  # fmt: skip
+def test_refused(tmp_path: Path, tree: dict[str, Any], expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, tree)
+    lines = str(caught.value).splitlines()
+    assert all("deployment.yaml" in line for line in lines), "every line says where"
+    assert any(all(part in line for part in expected) for line in lines), str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    assert "pw@" not in str(caught.value)
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, {"detect": {"rate_hz": 0}, "trigger": {"max_in_flight": -1}})
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param("a: [", "is not YAML", id="broken"),
+        pytest.param("- 1\n- 2\n", "holds a list, allowed: sections", id="a list"),
+        pytest.param("\xff\xfe", "is not YAML", id="binary"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(ConfigError, match=expected):
+        load_config(path, environ={})
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file or directory\)"):
+        load_config(tmp_path / "none.yaml", environ={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('Answer as JSON: {"people": 2}', id="braces of JSON"),
+        pytest.param("Say the time of day if a clock is visible. It costs $20 (100 %).", id="the same words, as words"),
+    ],
+)
+def test_constant_prompts_are_taken(tmp_path: Path, text: str) -> None:
+    assert load(tmp_path, {"describe": {"prompt": text}}).describe.prompt == text
+
+
+def test_order_of_overrides(tmp_path: Path) -> None:
+    """File, then environment, then the command line."""
+    path = tmp_path / "deployment.yaml"
+    path.write_text(yaml.safe_dump(server(port=8001, max_num_seqs=4, max_model_len=2048)))
+    environ = {
+        "FRAMECHAT__SERVING__SERVER__PORT": "8002",
+        "FRAMECHAT__SERVING__SERVER__MAX_NUM_SEQS": "5",
+        "OTHER": "x",
+    }
+    config = load_config(path, overrides=["serving.server.port=8003"], environ=environ)
+    found = config.serving.server
+    assert (found.port, found.max_num_seqs, found.max_model_len) == (8003, 5, 2048)
+
+
+def test_overrides_reach_lists(tmp_path: Path) -> None:
+    config = load(tmp_path, camera(), overrides=["cameras.0.source=1", "cameras.1.name=b", "cameras.1.source=sample"])
+    assert [(item.name, item.source) for item in config.cameras] == [("door", "1"), ("b", "sample")]
+    config = load_config(None, environ={"FRAMECHAT__CAMERAS": '[{"name": "a", "source": 2}]'})
+    assert config.cameras[0].source == "2"
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        pytest.param("port", "allowed: key.path=value", id="no value"),
+        pytest.param("=5", "allowed: key.path=value", id="no key"),
+        pytest.param("ui.port=[", "ui.port = '\\['", id="not YAML"),
+        pytest.param("detect.rate_hz.x=1", "detect.rate_hz", id="below a value"),
+        pytest.param("cameras.3.name=x", "3 is no item of a list of 0", id="a hole in a list"),
+        pytest.param("cameras.first.name=x", "allowed: ", id="a name in a list"),
+    ],
+)
+def test_overrides_that_are_refused(tmp_path: Path, item: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load(tmp_path, {}, overrides=[item])
+
+
+def test_source_on_the_command_line() -> None:
+    config = Config().with_source("sample")
+    assert [(item.source, item.loop) for item in config.cameras] == [("sample", True)]
+    with pytest.raises(ConfigError, match="password_env") as caught:
+        config.with_source("rtsp://me:pw@10.0.0.1/live")
+    assert "pw" not in str(caught.value).replace("password", "")
+
+
+# --- the deployments ------------------------------------------------------------------------------------------------
+
+FILES = sorted(CONFIGS.glob("*.yaml"))
+
+
+def test_the_deployments_are_all_there() -> None:
+    names = {path.name for path in FILES}
+    assert {"sample.yaml", "smolvlm-cpu.yaml", "gpu-qwen3-vl.yaml", "gpu-4-rtsp.yaml", "external.yaml"} <= names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_deployment_is_valid(path: Path) -> None:
+    load_config(path, environ={})
+
+
+def test_the_default_really_chunks() -> None:
+    config = load_config(CONFIGS / "sample.yaml", environ={})
+    engine = config.serving.server
+    assert (engine.device, engine.max_num_batched_tokens, engine.enable_chunked_prefill) == (Device.CPU, 256, True)
+    assert config.image_tokens_per_description() >= 500
+    # A chat's tokens fit beside the pictures that may be in prefill at once.
+    room = engine.max_num_batched_tokens - config.trigger.max_in_flight * engine.long_prefill_token_threshold
+    assert engine.long_prefill_token_threshold > 0
+    assert room > 0
+
+
+def test_the_gpu_deployments_leave_room() -> None:
+    one = load_config(CONFIGS / "gpu-qwen3-vl.yaml", environ={})
+    assert (one.serving.server.device, one.serving.server.max_num_batched_tokens) == (Device.GPU, 2048)
+    assert one.serving.server.gpu_memory_utilization == 0.9
+    four = load_config(CONFIGS / "gpu-4-rtsp.yaml", environ={})
+    assert len(four.cameras) == 4
+    assert all(item.source.startswith("rtsp://") and item.password_env for item in four.cameras)
+    assert four.detect.device.startswith("cuda")
+    assert (four.serving.server.gpu_memory_utilization or 1) < 0.9, "the detector needs its share"
+
+
+def test_the_attached_deployment_starts_nothing() -> None:
+    assert load_config(CONFIGS / "external.yaml", environ={}).serving.server.base_url is not None
