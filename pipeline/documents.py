@@ -1,17 +1,13 @@
 """Documents that users attach to a chat: text or PDF, read into text within bounds of size, pages and time.
 
-A PDF is read in a process of its own: a hostile one can keep a parser busy or hungry for as long as it likes, and that
-process may be killed.
-
-    python -m pipeline.documents FILE   prints the text of a PDF
+A PDF is read in a process of its own (`pipeline/pdftext.py`): a hostile one can keep a parser busy or hungry for as
+long as it likes, and that process may be killed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import resource
 import sys
 import tempfile
 import uuid
@@ -19,16 +15,13 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline import pdftext
 from pipeline.api import DocumentView
+from pipeline.pdftext import EXIT_UNREADABLE, MAX_CHARACTERS, TIMEOUT_S
 from pipeline.tokens import estimate_tokens
 
-MAX_PAGES = 500
-MAX_CHARACTERS = 2_000_000
 MAX_DOCUMENTS = 32
-PDF_TIMEOUT_S = 30.0
-_PDF_MEMORY_BYTES = 2 * 2**30
 _PDF_START = b"%PDF-"
-_EXIT_UNREADABLE = 3
 
 
 class DocumentError(ValueError):
@@ -97,67 +90,22 @@ async def _pdf_text(name: str, content: bytes) -> str:
         file = Path(folder) / "document.pdf"
         await asyncio.to_thread(file.write_bytes, content)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "pipeline.documents", str(file)),
+            *(sys.executable, pdftext.__file__, str(file)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            cwd=Path(__file__).parent.parent,
             env={key: os.environ[key] for key in ("PATH", "LANG", "HOME") if key in os.environ},
         )
         try:
-            output, errors = await asyncio.wait_for(process.communicate(), PDF_TIMEOUT_S)
+            output, errors = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
         except TimeoutError:
-            raise DocumentError(
-                f"{name}: could not be read within {PDF_TIMEOUT_S:.0f} s; upload a part of it"
-            ) from None
+            raise DocumentError(f"{name}: could not be read within {TIMEOUT_S:.0f} s; upload a part of it") from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    if process.returncode == _EXIT_UNREADABLE:
+    if process.returncode == EXIT_UNREADABLE:
         raise DocumentError(f"{name}: {errors.decode('utf-8', 'replace').strip()}")
     if process.returncode != 0:
         raise DocumentError(f"{name}: is not a PDF that can be read")
     return output.decode("utf-8", "replace")
-
-
-def _read_pdf(file: Path) -> str:
-    """The text of every page.
-
-    Raises:
-        DocumentError: Encrypted, too many pages, or no PDF.
-    """
-    import pypdf  # noqa: PLC0415 - only this process needs it
-    from pypdf.errors import PyPdfError  # noqa: PLC0415
-
-    try:
-        reader = pypdf.PdfReader(file)
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise DocumentError("is encrypted; remove its password first")
-        if len(reader.pages) > MAX_PAGES:
-            raise DocumentError(f"has {len(reader.pages)} pages, allowed: {MAX_PAGES}; upload a part of it")
-        parts: list[str] = []
-        for page in reader.pages:
-            parts.append(page.extract_text())
-            if sum(map(len, parts)) > MAX_CHARACTERS:
-                raise DocumentError(f"has more than {MAX_CHARACTERS:,} characters; upload a part of it")
-    except PyPdfError as error:
-        raise DocumentError(f"is not a PDF that can be read ({' '.join(str(error).split())[:120]})") from error
-    return "\n\n".join(parts)
-
-
-def _main(arguments: list[str]) -> int:
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # stderr carries our one line
-    resource.setrlimit(resource.RLIMIT_AS, (_PDF_MEMORY_BYTES, _PDF_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (int(PDF_TIMEOUT_S), int(PDF_TIMEOUT_S) + 1))
-    try:
-        text = _read_pdf(Path(arguments[0]))
-    except DocumentError as error:
-        sys.stderr.write(str(error))
-        return _EXIT_UNREADABLE
-    sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

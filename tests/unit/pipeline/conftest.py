@@ -117,6 +117,7 @@ def make_config(tmp_path: Path, model_server: ScriptedServer) -> Callable[..., C
         tree: dict[str, Any] = {
             "serving": {"server": {"base_url": model_server.endpoint}},
             "store": {"folder": str(tmp_path / "data")},
+            "detect": {"rate_hz": 20},
             "run_folder": str(tmp_path / "runs"),
         }
         for name, section in sections.items():
@@ -129,7 +130,8 @@ def make_config(tmp_path: Path, model_server: ScriptedServer) -> Callable[..., C
 class Running:
     """A service that listens, and ways to talk to it. Calls go over real sockets."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, config: Config, port: int) -> None:
+        self.config = config
         self.port = port
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False)
         self.get, self.post, self.patch = self.http.get, self.http.post, self.http.patch
@@ -153,7 +155,7 @@ def run_service(config: Config, *, ready: bool = True) -> Iterator[Running]:
     thread.start()
     try:
         wait_for(lambda: server.started)
-        service = Running(server.servers[0].sockets[0].getsockname()[1])
+        service = Running(config, server.servers[0].sockets[0].getsockname()[1])
         if ready:
             wait_for(lambda: service.get("/health").json()["status"] == "ok")
         with contextlib.closing(service.http):
@@ -184,8 +186,8 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 15.0) -> Any:
 
 @pytest.fixture(scope="session")
 def street_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seconds of a noisy street at 20 fps; one red person walks through the middle second and a half."""
-    return write_video(tmp_path_factory.mktemp("video") / "street.avi", frames=60, people={range(5, 45): 0})
+    """A second and a half of a noisy street at 20 fps; one red person walks through its middle."""
+    return write_video(tmp_path_factory.mktemp("video") / "street.avi", frames=30, people={range(3, 25): 0})
 
 
 def write_video(path: Path, *, frames: int, people: dict[range, int]) -> Path:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,23 @@ from pipeline.config import Config
 from pipeline.tokens import estimate_tokens, most_tokens
 from serving.records import now_s
 from tests.scripted_server import Cut, Script, ScriptedServer, Send, chunk
-from tests.unit.pipeline.conftest import ModelScript, Running, events, wait_for
+from tests.unit.pipeline.conftest import ModelScript, Running, events, run_service, wait_for
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service for the tests that change nothing in it."""
+    with ScriptedServer(ModelScript()) as server:
+        tree = {
+            "serving": {"server": {"base_url": server.endpoint}},
+            "store": {"folder": str(tmp_path_factory.mktemp("shared"))},
+            "chat": {"max_document_bytes": 200_000},
+        }
+        with run_service(Config.model_validate(tree)) as service:
+            yield service
 
 
 def ask(client: Running, session_id: str, text: str, **more: Any) -> list[tuple[str, str, Any]]:
@@ -192,16 +205,13 @@ def test_a_first_token_counts_from_enter(make_config: MakeConfig, serve: Serve) 
         pytest.param({}, 422, "text: field required", id="no text"),
     ],
 )
-def test_questions_that_are_refused(
-    make_config: MakeConfig, serve: Serve, body: dict[str, str], status: int, words: str
-) -> None:
-    with serve(make_config()) as client:
-        session_id = new_session(client)
-        answer = client.post("/chat", json={"session_id": session_id, **body})
-        assert answer.status_code == status
-        assert words in answer.json()["detail"]
-        assert client.get(f"/chat/sessions/{session_id}").json()["turns"] == []
-        assert ask(client, session_id, "fine")[-1][2]["state"] == "done"  # the session is not stuck
+def test_questions_that_are_refused(shared: Running, body: dict[str, str], status: int, words: str) -> None:
+    session_id = new_session(shared)
+    answer = shared.post("/chat", json={"session_id": session_id, **body})
+    assert answer.status_code == status
+    assert words in answer.json()["detail"]
+    assert shared.get(f"/chat/sessions/{session_id}").json()["turns"] == []
+    assert ask(shared, session_id, "fine")[-1][2]["state"] == "done"  # the session is not stuck
 
 
 @pytest.mark.parametrize(
@@ -306,16 +316,15 @@ def pdf_of(text: str, *, pages: int = 1, password: str | None = None) -> bytes:
         pytest.param("a.txt", b"x" * 200_001, 413, "too large", id="too large"),
     ],
 )
-def test_documents(make_config: MakeConfig, serve: Serve, name: str, content: bytes, status: int, words: str) -> None:
-    with serve(make_config(chat={"max_document_bytes": 200_000})) as client:
-        answer = client.post("/documents", files={"file": (name, content)})
-        assert answer.status_code == status, answer.text
-        if status == 201:
-            assert answer.json()["name"] == Path(name).name
-            assert answer.json()["characters"] in (5, 9)
-        else:
-            assert words in answer.json()["detail"]
-            assert "\n" not in answer.json()["detail"]
+def test_documents(shared: Running, name: str, content: bytes, status: int, words: str) -> None:
+    answer = shared.post("/documents", files={"file": (name, content)})
+    assert answer.status_code == status, answer.text
+    if status == 201:
+        assert answer.json()["name"] == Path(name).name
+        assert answer.json()["characters"] in (5, 9)
+    else:
+        assert words in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
 
 
 def test_the_current_picture_goes_along_and_older_ones_only_as_far_as_allowed(
