@@ -19,16 +19,42 @@ _FAKE = "<fake_token_around_image>"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a picture lies in the prompt: token ids, where image embeddings go, and each token's position.
+    """How a picture lies in the prompt: token ids, each one's tile and position, and where its embeddings go.
 
-    `slots` are indices into `ids`, in the order of `tiles` (indices into the picture's nine tiles), 64 a tile.
+    `owners` are indices into the picture's tiles, the whole picture last. `slots` are the places in `ids` that take
+    image embeddings, `cells` the embedding for each: tile x 64 + cell. `length` counts the positions of the whole
+    picture, also where tokens were left out.
     """
 
     ids: tuple[int, ...]
-    slots: tuple[int, ...]
-    tiles: tuple[int, ...]
+    owners: tuple[int, ...]
     positions: tuple[int, ...]
-    length: int  # positions up to the end of the picture
+    slots: tuple[int, ...]
+    cells: tuple[int, ...]
+    length: int
+
+
+def thinned(layout: Layout, cells: frozenset[int]) -> Layout:
+    """The same layout with only the image tokens of `cells`, at their true positions, and their tiles' marks.
+
+    A prompt of nine tiles costs six times as much to train on as one of one tile; the language model can learn to
+    read any part of it from few of its tokens, since what it sees depends on positions, not on how many there are.
+    """
+    kept = {cell // TOKENS_PER_TILE for cell in cells}
+    of_slot = dict(zip(layout.slots, layout.cells, strict=True))
+    wanted = [
+        place
+        for place, owner in enumerate(layout.owners)
+        if owner in kept and (place not in of_slot or of_slot[place] in cells)
+    ]
+    return Layout(
+        ids=tuple(layout.ids[place] for place in wanted),
+        owners=tuple(layout.owners[place] for place in wanted),
+        positions=tuple(layout.positions[place] for place in wanted),
+        slots=tuple(new for new, place in enumerate(wanted) if place in of_slot),
+        cells=tuple(of_slot[place] for place in wanted if place in of_slot),
+        length=layout.length,
+    )
 
 
 class Language:
@@ -67,9 +93,9 @@ class Language:
         messages.append({"role": "user", "content": [{"type": "text", "text": prompt}, {"type": "image"}]})
         return str(self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
-    @lru_cache(maxsize=64)  # noqa: B019
-    def layout(self, rows: int, columns: int, kept: tuple[int, ...]) -> Layout:
-        """The picture's tokens with the tiles `kept` of the grid, and always the whole, at their true positions."""
+    @lru_cache(maxsize=8)  # noqa: B019
+    def layout(self, rows: int, columns: int) -> Layout:
+        """The tokens of a picture of `rows` x `columns` tiles and the whole; 0 x 0: of one tile."""
         ids: list[int] = []
         owners: list[int] = []
 
@@ -85,17 +111,14 @@ class Language:
                 put(f"{_FAKE}<row_{row + 1}_col_{column + 1}>{_IMAGE * TOKENS_PER_TILE}{end}", tile)
         whole = rows * columns
         put(f"{_FAKE}<global-img>{_IMAGE * TOKENS_PER_TILE}{_FAKE}", whole)
-        wanted = [index for index, owner in enumerate(owners) if owner in kept or owner == whole]
         image = self.tokenizer.convert_tokens_to_ids(_IMAGE)
-        chosen = tuple(ids[index] for index in wanted)
-        slots = tuple(place for place, token in enumerate(chosen) if token == image)
-        tiles = tuple(sorted({owners[index] for index in wanted}))
-        return Layout(chosen, slots, tiles, tuple(wanted), len(ids))
+        slots = tuple(place for place, token in enumerate(ids) if token == image)
+        return Layout(tuple(ids), tuple(owners), tuple(range(len(ids))), slots, tuple(range(len(slots))), len(ids))
 
     def loss(self, images: Tensor, layout: Layout, prompt: str, answers: list[str]) -> Tensor:
         """Mean negative log likelihood of the answers' tokens.
 
-        `images` (B, tiles x 64, width) go into the layout's slots; all of a batch share prompt and layout.
+        `images` (B, len(layout.slots), width) go into the layout's slots; all of a batch share prompt and layout.
         """
         pairs, before = self.prefix(prompt)
         count = images.shape[0]

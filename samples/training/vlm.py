@@ -1,7 +1,7 @@
 """Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
 
-    python -m samples.training.vlm see --steps 3000     tower: what each patch shows; connector: the words for it
-    python -m samples.training.vlm tell --steps 4000    through the language model: whole answers
+    python -m samples.training.vlm see --steps 3000     the tower: what each patch shows
+    python -m samples.training.vlm tell --steps 4000    tower and connector, through the language model: whole answers
 
 Uses the model server's environment (transformers). Each stage goes on where it stopped, and `tell` starts from what
 `see` has reached; --export writes the weights so far. The schedules count steps, so pauses do no harm.
@@ -24,16 +24,14 @@ from torch import Tensor, nn
 
 from samples import vlm
 from samples.training import facts
-from samples.training.language import Language
+from samples.training.language import Language, thinned
 from samples.training.pictures import camera_like, random_scene, read_photographs, without_people
 from samples.training.tower import COUNTS, Tower, make_tower
 from samples.training.views import (
-    ACTIONS,
     CLASSES,
     View,
     crop_region,
     label_tiles,
-    name_of,
     patch_labels,
     tiles_of,
     view_of,
@@ -41,8 +39,9 @@ from samples.training.views import (
 
 SAVE_EVERY = 10
 TILES_A_STEP = 24
+BATCH = 6  # answers a step
 _BACKGROUND_WEIGHT = 0.15
-_WORDS = {"top": " shirt", "lower": " trousers", "bag": " bag", "hat": " hat", "shoe": " shoes", "hair": " person"}
+HEAD_STEPS = 40  # of `see`: only the new heads learn, lest their first guesses spoil the tower
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +101,9 @@ class Teacher:
         self.language = Language(checkpoint)
         self.weights = torch.ones(CLASSES)
         self.weights[0] = _BACKGROUND_WEIGHT
-        kinds = [self._meaning(*name_of(kind)) for kind in range(CLASSES)]
-        self.kind_words = torch.stack(kinds)
-        self.action_words = torch.stack([self._sum([f" {word}" for word in name.split()]) for name in ACTIONS])
 
-    def _sum(self, words: list[str]) -> Tensor:
-        total = torch.zeros(self.language.embed.weight.shape[1])
-        for word in words:
-            pieces = self.language.tokenizer(word, add_special_tokens=False)["input_ids"]
-            total += self.language.embed.weight[pieces].mean(0)
-        return total
-
-    def _meaning(self, part: str, colour: str | None) -> Tensor:
-        words = [_WORDS.get(part, " ground" if part == "background" else f" {part}")]
-        return self._sum([f" {colour}", *words] if colour else words)
-
-    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor, outputs: Tensor) -> dict[str, Tensor]:
-        """Patch, action and count losses of the tower, and how far the connector is from the right words."""
+    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor) -> dict[str, Tensor]:
+        """Patch, action and count losses of the tower."""
         kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), tiles.kinds.flatten(), self.weights)
         losses = {"patch": kinds}
         if bool((tiles.actions >= 0).any()):
@@ -127,40 +112,25 @@ class Teacher:
         if bool((tiles.counts >= 0).any()):
             counts = tower.counts(features.mean(1))
             losses["count"] = nn.functional.cross_entropy(counts, tiles.counts, ignore_index=-100)
-        losses["words"] = self._word_loss(tiles, outputs)
         return losses
-
-    def _word_loss(self, tiles: Tiles, outputs: Tensor) -> Tensor:
-        """Mean squared distance of each cell to the words for its most telling patch, over that of silence."""
-
-        def cells(labels: Tensor) -> Tensor:
-            return labels.view(-1, 8, 2, 8, 2).permute(0, 1, 3, 2, 4).reshape(-1, 64, 4)
-
-        kinds = cells(tiles.kinds).mode(-1).values
-        best = torch.where(kinds > 0, kinds, cells(tiles.kinds).max(-1).values)
-        actions = cells(tiles.actions).max(-1).values
-        target = self.kind_words[best]
-        with_action = (actions >= 0) & (best > 0)
-        target = target + 0.5 * self.action_words[actions.clamp(min=0)] * with_action[..., None]
-        weight = torch.where(best > 0, 1.0, _BACKGROUND_WEIGHT)
-        distance = (outputs - target).square().mean(-1) / target.square().mean(-1)
-        return (distance * weight).sum() / weight.sum()
 
     def telling(
         self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]
-    ) -> tuple[dict[str, Tensor], Tiles, Tensor, Tensor]:
+    ) -> tuple[dict[str, Tensor], Tiles, Tensor]:
         """The loss of whole answers on a batch that shares prompt and layout, and what `seeing` needs of it."""
         frames = bool(rng.random() < 0.2)
-        rows, columns = (2, 4) if frames else (4, 2)
-        kind = rng.random()
-        kept: tuple[int, ...]
-        if kind < 0.3:
-            kept, size, grid = (), 8, (0, 0)  # one tile
-        elif kind < 0.93:  # some of the tiles, where they would be
-            many = int(rng.integers(1, 4))
-            kept, size, grid = tuple(sorted(rng.choice(8, many, replace=False).tolist())), 6, (rows, columns)
+        kind, size = rng.random(), BATCH
+        if kind < 0.35:  # one tile
+            layout, tiles_used = self.language.layout(0, 0), [8]
         else:
-            kept, size, grid = tuple(range(8)), 3, (rows, columns)
+            layout, tiles_used = self.language.layout(*((2, 4) if frames else (4, 2))), list(range(9))
+            if kind < 0.95:  # some tokens of some tiles, where they would be
+                tiles_used = [*sorted(rng.choice(8, 4, replace=False).tolist()), 8]
+                local = [tile * 64 + rng.permutation(64)[:16] for tile in tiles_used[:-1]]
+                cells = np.concatenate([*local, 8 * 64 + np.arange(64)])
+                layout = thinned(layout, frozenset(cells.tolist()))
+            else:
+                size = 2
         prompt = facts.random_prompt(rng)
         views: list[View] = []
         replies: list[str] = []
@@ -170,12 +140,14 @@ class Teacher:
                 if reply is not None and len(views) < size:
                     views.append(view)
                     replies.append(reply)
-        layout = self.language.layout(*grid, kept)
-        tiles = joined([labelled_tiles(view, [*kept, 8]) for view in views])
+        tiles = joined([labelled_tiles(view, tiles_used) for view in views])
         features = tower.features(tiles.images)
         outputs = tower.connector(features)
-        images = outputs.reshape(size, -1, outputs.shape[-1])
-        return {"answer": self.language.loss(images, layout, prompt, replies)}, tiles, features, outputs
+        # Where each embedding lies among those of the tiles in use.
+        first = {tile: place * 64 for place, tile in enumerate(tiles_used if len(layout.slots) > 64 else [0])}
+        chosen = [first[cell // 64] + cell % 64 for cell in layout.cells]
+        images = outputs.reshape(size, -1, outputs.shape[-1])[:, chosen]
+        return {"answer": self.language.loss(images, layout, prompt, replies)}, tiles, features
 
 
 class Trainer:
@@ -192,7 +164,7 @@ class Trainer:
         rate = options.rate
         body = list(self.tower.vision_model.parameters())
         groups = [
-            {"params": body, "base": rate * (0.4 if options.stage == "tell" else 1)},
+            {"params": body, "base": 0.4 * rate},
             {"params": heads, "base": rate},
         ]
         self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -215,13 +187,13 @@ class Trainer:
             group["lr"] = group["base"] * factor
         if options.stage == "see":
             tiles = self._tiles(rng, backgrounds)
-            features = self.tower.features(tiles.images)
-            losses = self.teacher.seeing(self.tower, tiles, features, self.tower.connector(features))
-            total = losses["patch"] + losses["words"] + 0.5 * sum(losses.get(name, 0.0) for name in ("action", "count"))
+            with torch.set_grad_enabled(self.step >= HEAD_STEPS):
+                features = self.tower.features(tiles.images)
+            losses = self.teacher.seeing(self.tower, tiles, features)
+            total = losses["patch"] + 0.5 * sum(losses.get(name, 0.0) for name in ("action", "count"))
         else:
-            losses, tiles, features, outputs = self.teacher.telling(rng, self.tower, backgrounds)
-            seen = self.teacher.seeing(self.tower, tiles, features, outputs)
-            seen.pop("words")
+            losses, tiles, features = self.teacher.telling(rng, self.tower, backgrounds)
+            seen = self.teacher.seeing(self.tower, tiles, features)
             total = losses["answer"] + 0.2 * sum(seen.values())
             losses |= seen
         self.optimiser.zero_grad(set_to_none=True)

@@ -1,0 +1,51 @@
+"""The sample VLM says the same served and through transformers, and chats as its language model does alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from samples.vlm import server_python
+from tests.integration.served import ServedModel
+
+pytestmark = pytest.mark.integration
+_PROJECT = Path(__file__).parents[2]
+_COUNT = 3
+
+
+@pytest.fixture(scope="module")
+def comparison(model_server: ServedModel) -> str:
+    """What `evaluate served` prints about the running server; transformers lives in the server's environment."""
+    command = [
+        str(server_python()),
+        "-m",
+        "samples.training.evaluate",
+        "served",
+        model_server.endpoint,
+        "--count",
+        str(_COUNT),
+    ]
+    environment = os.environ | {"PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
+    assert done.stdout, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_served_model_describes_pictures_as_transformers_does(comparison: str) -> None:
+    assert f"| same description | {_COUNT}/{_COUNT} |" in comparison, comparison
+
+
+def test_text_chat_is_the_language_model_s_own(comparison: str) -> None:
+    row = f"| same chat answer with and without the vision part | {_COUNT}/{_COUNT} |"
+    assert row in comparison, comparison
+
+
+@pytest.mark.parametrize(("tiles", "least"), [("1 tile", 64), ("9 tiles", 576), ("17 tiles", 1088)])
+def test_a_picture_costs_its_tiles(comparison: str, tiles: str, least: int) -> None:
+    found = re.search(rf"\| {tiles} \| (\d+) prompt tokens \|", comparison)
+    assert found, comparison
+    assert least < int(found.group(1)) < least + 120
