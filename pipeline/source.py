@@ -346,7 +346,7 @@ class CameraReader:
             return
         try:
             stdin.write(settings.to_json().encode() + b"\n")
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # it died, or `close` was quicker
             raise _ReaderError("the reader process did not start") from None
         patience, waiting_for = _START_TIMEOUT_S, "the reader process did not start"
         buffer = b""

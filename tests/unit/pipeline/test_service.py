@@ -60,7 +60,9 @@ def counters(client: Running) -> dict[str, float]:
 def test_one_person_is_described_once_with_every_stage(
     make_config: MakeConfig, serve: Serve, street_video: Path, model_server: ScriptedServer
 ) -> None:
-    config = make_config(cameras=camera(street_video), describe={"prompt": "Who?", "system_prompt": "You watch."})
+    schema = {"type": "object", "properties": {"coat": {"type": "string"}}, "required": ["coat"]}
+    describe = {"prompt": "Who?", "system_prompt": "You watch.", "json_schema": schema}
+    config = make_config(cameras=camera(street_video), describe=describe)
     with serve(config) as client:
         wait_for(lambda: client.get("/cameras").json()[0]["state"] == "ended")
         (view,) = ended(client)
@@ -84,6 +86,7 @@ def test_one_person_is_described_once_with_every_stage(
         (asked,) = [item.body for item in model_server.received if item.path == "/v1/chat/completions"]
         assert asked["messages"][0] == {"role": "system", "content": "You watch."}
         assert asked["messages"][1]["content"][0] == {"type": "text", "text": "Who?"}
+        assert asked["response_format"]["json_schema"]["schema"] == schema
         assert asked["max_tokens"] == config.serving.classes["camera"].max_tokens
 
         street = client.get("/cameras").json()[0]
@@ -167,6 +170,19 @@ def test_an_overloaded_server_is_asked_again(
         script.refusal = None
         (view,) = ended(client)
         assert (view["state"], view["reason"]) == ("done", "")
+
+
+def test_a_person_who_left_long_ago_is_given_up(
+    make_config: MakeConfig, serve: Serve, tmp_path: Path, script: ModelScript, model_server: ScriptedServer
+) -> None:
+    script.words, script.gap_s = ["slow "] * 100, 0.2
+    video = write_video(tmp_path / "left.avi", frames=120, people={range(3, 25): 0})
+    with serve(make_config(cameras=camera(video), trigger={"cancel_after_gone_s": 0.6})) as client:
+        (view,) = ended(client)
+        assert (view["state"], view["reason"]) == ("cancelled", "left 1 s ago")
+        (asked,) = [item for item in model_server.received if item.path == "/v1/chat/completions"]
+        assert asked.gone.wait(5)
+        assert client.get("/cameras").json()[0]["people_described"] == 0
 
 
 def test_removing_a_camera_cancels_what_it_asked_and_frees_the_server(
