@@ -137,11 +137,11 @@ def mix_concurrency(
     shared = sum(layout.blocks(part.shared_prefix_tokens) for part in mix if part.shared_prefix_tokens)
     free = pool.blocks - 1 - shared  # the engine keeps one block as the null block
     final = np.array([_own_blocks(layout, part, part.output_tokens) for part in mix])
-    middle = np.array([_own_blocks(layout, part, part.output_tokens // 2) for part in mix])
-    rng = np.random.default_rng(seed)
     needs = [
         np.array([_own_blocks(layout, part, written) for written in range(0, part.output_tokens + 1)]) for part in mix
     ]
+    middle = np.array([need.mean() for need in needs])
+    rng = np.random.default_rng(seed)
     held = np.zeros(_RISK_DRAWS)
     classes = rng.choice(len(mix), size=(max_num_seqs, _RISK_DRAWS), p=shares)
     ages = rng.random((max_num_seqs, _RISK_DRAWS))

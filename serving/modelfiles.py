@@ -17,6 +17,7 @@ from serving.modelshape import ShapeError
 
 HUB_TIMEOUT_S = 20.0
 _MAX_CONFIG_BYTES = 16 * 2**20
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def image_rule(files: ModelFiles) -> ImageTokens:
     """
     processor = files.preprocessor
     if processor is None:
-        raise ShapeError(f"{files.name} has no preprocessor_config.json, so pictures cannot be counted")
+        raise ShapeError(f"{files.name} has no image processor config, so pictures cannot be counted")
     name = str(processor.get("image_processor_type", ""))
     try:
         if name.startswith(("Idefics3ImageProcessor", "SmolVLMImageProcessor")):
@@ -100,14 +101,24 @@ def _from_folder(name: str, folder: Path, source: str) -> ModelFiles:
     path = folder / "config.json"
     if not path.is_file():
         raise ShapeError(f"{folder} has no config.json")
-    processor = folder / "preprocessor_config.json"
+    processors = {file: (folder / file).read_bytes() for file in _PROCESSOR_FILES if (folder / file).is_file()}
     return ModelFiles(
         name=name,
         source=source,
         config=_parse(path.read_bytes(), str(path)),
-        preprocessor=_parse(processor.read_bytes(), str(processor)) if processor.is_file() else None,
+        preprocessor=_image_processor(processors),
         weight_bytes=_weights_in(folder),
     )
+
+
+def _image_processor(files: Mapping[str, bytes]) -> dict[str, Any] | None:
+    """The image processor's config: a file of its own, or a part of the processor's (as transformers 5 writes it)."""
+    for name, data in files.items():
+        content = _parse(data, name)
+        found = content.get("image_processor") if name == "processor_config.json" else content
+        if isinstance(found, dict):
+            return found
+    return None
 
 
 def _weights_in(folder: Path) -> int | None:
@@ -144,7 +155,7 @@ def _from_hub(name: str) -> ModelFiles:
                 raise ShapeError(f"the hub has no model {name!r} with a config.json")
             answer.raise_for_status()
             config = _parse(answer.content, f"{name}/config.json")
-            processor = client.get(f"{base}/preprocessor_config.json")
+            processors = {file: client.get(f"{base}/{file}") for file in _PROCESSOR_FILES}
             index = client.get(f"{base}/model.safetensors.index.json")
     except httpx.HTTPError as error:
         raise ShapeError(
@@ -156,7 +167,7 @@ def _from_hub(name: str) -> ModelFiles:
         name=name,
         source="hub",
         config=config,
-        preprocessor=_parse(processor.content, "preprocessor_config.json") if processor.is_success else None,
+        preprocessor=_image_processor({file: got.content for file, got in processors.items() if got.is_success}),
         weight_bytes=int(total) if isinstance(total, int) else None,
     )
 

@@ -8,11 +8,15 @@ from typing import Annotated
 import typer
 
 EXIT_USAGE = 2
+_CONFIGS = Path(__file__).parent.parent / "configs"
+DEFAULT_CONFIG = _CONFIGS / "sample.yaml"
+DEFAULT_LOAD = _CONFIGS / "load-mixed.yaml"
 
 
 def register(app: typer.Typer) -> None:
     """Add the planning commands to the `framechat` command."""
     app.command("kv")(kv)
+    app.command("simulate")(simulate)
 
 
 def kv(
@@ -76,6 +80,65 @@ def kv(
         run_kv(options, as_json=as_json)
     except (ValueError, OSError) as error:
         raise _usage_error(error) from None
+
+
+def simulate(
+    load: Annotated[
+        Path, typer.Option("--load", help="The load: a YAML file.", show_default="configs/load-mixed.yaml")
+    ] = DEFAULT_LOAD,
+    budgets: Annotated[str, typer.Option(help="Step budgets in tokens, with commas.")] = "128,256,512,1024,2048",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm, prefill-first, decode-first or fixed-splits. Repeatable.", show_default="vllm"),
+    ] = None,
+    fit: Annotated[Path | None, typer.Option(help="Measured steps: folder with steps.parquet, or a vLLM log.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Take step times from this GPU's roofline instead.")] = None,
+    model: Annotated[str | None, typer.Option(help="Folder or hub name; default: the config's model.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Weights a token passes; default: counted.")] = None,
+    tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "--tp", help="GPUs that share the model.")] = 1,
+    cache_tokens: Annotated[int | None, typer.Option(help="Size of the KV cache; default: worked out.")] = None,
+    split_tokens: Annotated[int | None, typer.Option(help="Size of a split with fixed-splits.")] = None,
+    front_end_ms: Annotated[float, typer.Option(help="Server time before the engine, a request.")] = 0.0,
+    picture_ms: Annotated[float, typer.Option(help="Server time before the engine, a picture.")] = 0.0,
+    config: Annotated[
+        Path, typer.Option("--config", "-c", help="Deployment file: the engine's settings.")
+    ] = DEFAULT_CONFIG,
+    items: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Predict TTFT and ITL per class for step budgets, from measured steps (--fit) or a GPU's roofline (--gpu)."""
+    from pipeline.config import ConfigError, load_config  # noqa: PLC0415 - keeps `--help` quick
+    from serving.simulate import Policy  # noqa: PLC0415
+    from ui.plan_simulate import SimulateOptions, run_simulate  # noqa: PLC0415
+
+    try:
+        options = SimulateOptions(
+            load=load,
+            budgets=_budgets(budgets),
+            policies=tuple(Policy(name) for name in policy or ["vllm"]),
+            fit=fit,
+            gpu=gpu,
+            model=model,
+            parameters=parameters,
+            tensor_parallel=tensor_parallel,
+            cache_tokens=cache_tokens,
+            split_tokens=split_tokens,
+            front_end_ms=front_end_ms,
+            picture_ms=picture_ms,
+        )
+        run_simulate(options, load_config(config, overrides=list(items or [])), as_json=as_json)
+    except (ValueError, OSError, ConfigError) as error:
+        raise _usage_error(error) from None
+
+
+def _budgets(text: str) -> tuple[int, ...]:
+    try:
+        budgets = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"--budgets is {text!r}, allowed: whole numbers with commas, such as 128,512") from None
+    if min(budgets) < 1:
+        raise ValueError(f"--budgets is {text!r}, allowed: 1 or more each")
+    return budgets
 
 
 def _usage_error(error: Exception) -> typer.Exit:

@@ -22,7 +22,7 @@ from serving.capacity import (
     sensitivities,
     weights_bytes,
 )
-from serving.config import ImageTokens
+from serving.config import SAMPLE_MODEL, ImageTokens
 from serving.kvcache import (
     CacheLayout,
     Footprint,
@@ -78,6 +78,15 @@ def run_kv(options: KVOptions, *, as_json: bool) -> None:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         report.show(Console())
+
+
+def open_model(name: str) -> ModelFiles:
+    """A model by folder, file or hub name, or `sample` for the sample model, which is built if it is not there yet."""
+    if name == SAMPLE_MODEL:
+        from samples.vlm import ensure_checkpoint  # noqa: PLC0415 - only for the sample model
+
+        name = str(ensure_checkpoint())
+    return find_model(name)
 
 
 def _work_out(options: KVOptions) -> _Report:
@@ -219,7 +228,7 @@ def _shape(options: KVOptions) -> tuple[ModelFiles | None, ModelShape]:
     if options.model is not None:
         if any(value is not None for value in by_hand):
             raise ShapeError("give either MODEL or --layers, --kv-heads and --head-size, not both")
-        files = find_model(options.model)
+        files = open_model(options.model)
         return files, read_shape(files.config)
     layers, kv_heads, head_size = by_hand
     if layers is None or kv_heads is None or head_size is None:
