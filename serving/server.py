@@ -39,7 +39,10 @@ _POLL_S = 0.25
 _TICK_S = 1.0
 _HEALTH_INTERVAL_S = 2.0
 _HEALTH_TIMEOUT_S = 10.0
-_HEALTH_MISSES = 3  # so many unanswered health checks in a row, and the server is taken for dead
+# So many failed health checks in a row, and the server is taken for dead. One that does not answer in time may be busy,
+# with every core at work on pictures: it gets longer than one that refuses or answers that it is sick.
+_HEALTH_MISSES = 3
+_SILENT_MISSES = 6
 _ATTACHED_INTERVAL_S = 5.0
 _KEPT_LINES = 400
 _LAST_LINES = 80
@@ -318,11 +321,13 @@ class ModelServer:
                     answer = await client.get(f"{root}/health")
                 except httpx.HTTPError as error:
                     misses += 1
+                    patience = _SILENT_MISSES if isinstance(error, httpx.TimeoutException) else _HEALTH_MISSES
                     problem = reason_of(error)
                 else:
                     misses = 0 if answer.status_code == httpx.codes.OK else misses + 1
+                    patience = _HEALTH_MISSES
                     problem = f"HTTP {answer.status_code}"
-                if misses >= _HEALTH_MISSES:
+                if misses >= patience:
                     await process.stop()
                     await ended
                     self._read_log()

@@ -46,10 +46,12 @@ async def until(condition: object, timeout_s: float) -> None:
 
 
 async def test_start_kill_restart_stop(tmp_path: Path) -> None:
-    """A killed engine is noticed, the server comes back by itself, and a stop leaves no process."""
+    """A killed engine is noticed, the server comes back by itself, and a stop leaves no process. With an API key."""
     config = deployment(tmp_path, "serving.server.restart_backoff_s=0.5").serving.server
     said: list[ServerStatus] = []
-    server = ModelServer(config, log_path=tmp_path / "server.log", on_state=said.append)
+    secret = "s3cret-of-this-test"
+    environ = {**os.environ, config.api_key_env: secret}
+    server = ModelServer(config, log_path=tmp_path / "server.log", on_state=said.append, environ=environ)
     try:
         await server.start()
         ready = await server.wait_ready()
@@ -62,6 +64,9 @@ async def test_start_kill_restart_stop(tmp_path: Path) -> None:
         watching = asyncio.create_task(server.watch())
         assert ready.pid is not None
         first = family(ready.pid)
+        with pytest.raises(ServerError, match="refuses the API key"):
+            await describe_running(config.endpoint)
+        assert not any(secret in " ".join(process.cmdline()) for process in first)
         engine = [process for process in first if "EngineCore" in process.name()]
         assert len(engine) == 1
         engine[0].send_signal(signal.SIGKILL)
@@ -70,7 +75,7 @@ async def test_start_kill_restart_stop(tmp_path: Path) -> None:
         await until(lambda: server.status.state == "ready", config.startup_timeout_s)
         assert alive(first) == [], "nothing of the dead server may be left beside the new one"
         assert server.status.restarts == 1
-        assert (await describe_running(config.endpoint)).model == "sample"
+        assert (await describe_running(config.endpoint, secret)).model == "sample"
 
         assert server.status.pid is not None
         second = family(server.status.pid)
