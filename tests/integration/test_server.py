@@ -49,8 +49,8 @@ async def test_start_kill_restart_stop(tmp_path: Path) -> None:
     """A killed engine is noticed, the server comes back by itself, and a stop leaves no process. With an API key."""
     config = deployment(tmp_path, "serving.server.restart_backoff_s=0.5").serving.server
     said: list[ServerStatus] = []
-    secret = "s3cret-of-this-test"
-    environ = {**os.environ, config.api_key_env: secret}
+    key = "not-for-the-command-line"
+    environ = {**os.environ, config.api_key_env: key}
     server = ModelServer(config, log_path=tmp_path / "server.log", on_state=said.append, environ=environ)
     try:
         await server.start()
@@ -66,7 +66,7 @@ async def test_start_kill_restart_stop(tmp_path: Path) -> None:
         first = family(ready.pid)
         with pytest.raises(ServerError, match="refuses the API key"):
             await describe_running(config.endpoint)
-        assert not any(secret in " ".join(process.cmdline()) for process in first)
+        assert not any(key in " ".join(process.cmdline()) for process in first)
         engine = [process for process in first if "EngineCore" in process.name()]
         assert len(engine) == 1
         engine[0].send_signal(signal.SIGKILL)
@@ -75,7 +75,7 @@ async def test_start_kill_restart_stop(tmp_path: Path) -> None:
         await until(lambda: server.status.state == "ready", config.startup_timeout_s)
         assert alive(first) == [], "nothing of the dead server may be left beside the new one"
         assert server.status.restarts == 1
-        assert (await describe_running(config.endpoint, secret)).model == "sample"
+        assert (await describe_running(config.endpoint, key)).model == "sample"
 
         assert server.status.pid is not None
         second = family(server.status.pid)
