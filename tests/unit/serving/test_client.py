@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import socket
+import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -90,12 +91,22 @@ async def until(condition: Callable[[], object], timeout_s: float = 5) -> None:
         await asyncio.sleep(0.005)
 
 
+def assert_measured(found_s: Sequence[float], sent_s: Sequence[float]) -> None:
+    """What the client measured is what the server did. How exact the figures are is shown without a clock, in
+    test_stream; here the machine may be busy, so single readings may be late, but not most of them and not by much.
+    """
+    assert len(found_s) == len(sent_s)
+    errors_s = [abs(found - sent) for found, sent in zip(found_s, sent_s, strict=True)]
+    assert statistics.median(errors_s) < 0.02, errors_s
+    assert max(errors_s) < 0.15, errors_s
+
+
 # --- timing
 
 
 async def test_known_gaps_come_out_again() -> None:
     """Against the server's own send times: on a busy machine a wait may be longer than asked, never the measuring."""
-    gaps_s = [0.08, 0.02, 0.3, 0.05]  # the third one is a stall
+    gaps_s = [0.08, 0.02, 0.5, 0.05]  # the third one is a stall
     actions: list[Action] = [Send(ROLE), Wait(0.15), Send(chunk("a", running=1))]
     for number, gap_s in enumerate(gaps_s, start=2):
         actions += [Wait(gap_s), Send(chunk("b", running=number))]
@@ -103,16 +114,14 @@ async def test_known_gaps_come_out_again() -> None:
     record, tokens, server = await ask(Script(actions), due_s=now_s() - 2)
     assert record.outcome is Outcome.DONE, record.error
     sent_s = server.received[0].sent_s[1:6]  # the token-bearing chunks
-    assert [token.at_s for token in tokens] == pytest.approx(sent_s, abs=0.02)
+    assert_measured([token.at_s for token in tokens], sent_s)
     assert record.first_token_s == tokens[0].at_s
     assert record.last_token_s == tokens[-1].at_s
     assert [gap.tokens for gap in record.gaps] == [1, 1, 1, 1]
-    expected = [later - earlier for earlier, later in pairwise(sent_s)]
-    assert [gap.duration_s for gap in record.gaps] == pytest.approx(expected, abs=0.02)
-    assert record.gaps[2].duration_s >= 0.3 - 0.02
-    assert record.ttft_s is not None
-    assert record.ttft_s == pytest.approx(sent_s[0] - record.due_s, abs=0.02)
-    assert record.tpot_s == pytest.approx((sent_s[-1] - sent_s[0]) / 4, abs=0.01)
+    assert_measured([gap.duration_s for gap in record.gaps], [later - earlier for earlier, later in pairwise(sent_s)])
+    assert max(record.gaps, key=lambda gap: gap.duration_s) is record.gaps[2]
+    assert record.ttft_s == tokens[0].at_s - record.due_s
+    assert record.tpot_s == (tokens[-1].at_s - tokens[0].at_s) / 4
 
 
 async def test_due_and_sent_are_apart_when_the_request_waited() -> None:
@@ -140,7 +149,7 @@ async def test_an_event_counts_when_it_is_whole() -> None:
     _, tokens, server = await ask(
         Script([Send(whole[:30]), Wait(0.1), Send(whole[30:]), Send(chunk(running=1, finish="stop")), Send(DONE)])
     )
-    assert tokens[0].at_s == pytest.approx(server.received[0].sent_s[1], abs=0.02)
+    assert tokens[0].at_s >= server.received[0].sent_s[1]
 
 
 # --- successes
@@ -271,7 +280,8 @@ ALIVE = [Wait(0.1), Send(KEEP_ALIVE)] * 20
     ],
 )
 async def test_timeouts(actions: list[Action], kind: ErrorKind) -> None:
-    await assert_fails(Script(actions), Timeouts(first_token_s=0.3, gap_s=0.3), kind, None, "0.3 s")
+    first_token_s, gap_s = (0.3, 10) if kind is ErrorKind.TIMEOUT_FIRST_TOKEN else (10, 0.3)
+    await assert_fails(Script(actions), Timeouts(first_token_s=first_token_s, gap_s=gap_s), kind, None, "0.3 s")
 
 
 async def test_what_came_before_a_failure_is_kept() -> None:
@@ -284,7 +294,7 @@ async def test_what_came_before_a_failure_is_kept() -> None:
 async def test_a_gap_within_the_limit_is_no_timeout() -> None:
     slow: list[Action] = [Send(ROLE)]
     for number in range(1, 6):
-        slow += [Wait(0.12), Send(chunk("x", running=number))]
+        slow += [Wait(0.25), Send(chunk("x", running=number))]
     record, _, _ = await ask(
         Script([*slow, Send(chunk(running=5, finish="stop")), Send(DONE)]),
         timeouts=Timeouts(first_token_s=0.5, gap_s=0.5),
@@ -431,16 +441,15 @@ async def test_use_from_a_thread_without_a_loop() -> None:
 async def test_a_blocked_caller_does_not_spoil_the_timing() -> None:
     actions: list[Action] = [Send(chunk("x", running=1))]
     for number in range(2, 12):
-        actions += [Wait(0.03), Send(chunk("x", running=number))]
+        actions += [Wait(0.05), Send(chunk("x", running=number))]
     with ScriptedServer(Script([*actions, Send(chunk(running=11, finish="stop")), Send(DONE)])) as server:
         async with client_of(server) as client:
             active = client.start(request())
             await until(lambda: server.received)
-            time.sleep(0.25)  # noqa: ASYNC251 - the point: the caller's event loop stands still
+            time.sleep(0.5)  # noqa: ASYNC251 - the point: the caller's event loop stands still
             record = await active.result()
     sent_s = server.received[0].sent_s[:11]
-    expected = [later - earlier for earlier, later in pairwise(sent_s)]
-    assert [gap.duration_s for gap in record.gaps] == pytest.approx(expected, abs=0.02)
+    assert_measured([gap.duration_s for gap in record.gaps], [later - earlier for earlier, later in pairwise(sent_s)])
 
 
 async def test_a_failing_callback_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,7 +45,7 @@ FIGURES = re.compile(r"TTFT ([\d.]+) ms · ITL p50 ([\d.]+), p95 ([\d.]+), p99 (
 HELLO: list[Action] = [
     Send(ROLE),
     Send(chunk("Hel", running=1)),
-    Wait(0.05),
+    Wait(0.2),
     Send(chunk("lo", running=2)),
     Send(chunk("", running=3, finish="stop")),
     Send(usage(7, 3)),
@@ -100,8 +100,8 @@ def test_an_answer_and_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert found is not None, figures
     assert int(found[5]) == 3
     gaps_ms = [(sent_s[2] - sent_s[1]) * 1000, (sent_s[3] - sent_s[2]) * 1000]
-    assert float(found[2]) == pytest.approx(sum(gaps_ms) / 2, abs=10)
-    assert float(found[4]) == pytest.approx(max(gaps_ms), abs=15)
+    assert float(found[2]) == pytest.approx(sum(gaps_ms) / 2, abs=40)
+    assert float(found[4]) == pytest.approx(max(gaps_ms), abs=60)
 
 
 @pytest.mark.parametrize(
