@@ -47,6 +47,10 @@ class DetectorStatus:
     restarts: int = 0
 
 
+class _DiedError(DetectorError):
+    """The process ended by itself."""
+
+
 class DetectorProcess:
     """The surface of `Detector`, from any thread; cameras take turns.
 
@@ -112,11 +116,13 @@ class DetectorProcess:
         if factor < 1.0:
             image = np.asarray(cv2.resize(image, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA), np.uint8)
         with self._lock:
-            process = self._running()
             self._index += 1
             self._frames.write(self._index, image)
             request = {"camera": camera_id, "index": self._index, "shape": image.shape, "scene": scene}
-            answer = self._ask(process, request, _TRACK_TIMEOUT_S)
+            try:
+                answer = self._ask(self._running(), request, _TRACK_TIMEOUT_S)
+            except _DiedError:  # between two calls, or in this one: once more with a new process
+                answer = self._ask(self._running(), request, _TRACK_TIMEOUT_S)
         if "error" in answer:
             raise DetectorError(answer["error"])
         found = []
@@ -195,13 +201,14 @@ class DetectorProcess:
         with contextlib.suppress(BrokenPipeError, ValueError):  # the missing answer tells
             process.stdin.write(json.dumps(message).encode() + b"\n")
         deadline = time.monotonic() + timeout_s
+        hung = False
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
                     detail = f"the detector did not answer within {timeout_s:.0f} s and was killed"
-                    process.kill()
+                    hung = True
                     break
                 data = os.read(process.stdout.fileno(), 65536)
                 if not data:
@@ -211,7 +218,7 @@ class DetectorProcess:
         line, newline, rest = self._buffer.partition(b"\n")
         if not newline:
             self._died(detail)
-            raise DetectorError(detail)
+            raise DetectorError(detail) if hung else _DiedError(detail)
         self._buffer = rest
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -239,9 +246,7 @@ def _serve(detector: Detector, frames: SharedFrames, request: dict[str, Any]) ->
     if "forget" in request:
         detector.forget(request["forget"])
         return {}
-    image = frames.read(request["index"], tuple(request["shape"]))
-    if image is None:
-        return {"error": "the picture was overwritten"}
+    image = frames.slot(request["index"], tuple(request["shape"]))  # stays as it is until we answer
     people = detector.track(request["camera"], image, scene=request["scene"])
     return {"people": [[p.track_id, p.box_px, p.confidence] for p in people]}
 

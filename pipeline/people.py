@@ -17,6 +17,7 @@ _FORESEE_S = 2.0  # a lost person is expected to walk on for so long
 _MAX_GROWTH = 1.7  # ratio of box heights beyond which two boxes are two people
 _MOMENT_S = 1.0  # a gap this short, and near: an ID switch of the tracker; looks matter less
 _MOMENT_EASE = 0.15
+_SWAP_MARGIN = 0.25  # by so much more must two people look like each other, summed over both
 
 
 @dataclass(slots=True, eq=False)
@@ -144,3 +145,26 @@ def join_cost(
     likeness = alike(lost.colours, found.colours)
     needed = config.reentry_similarity - (_MOMENT_EASE if gap_s <= _MOMENT_S and distance < 0.5 else 0.0)
     return None if likeness < needed else distance / 2 + (1 - likeness)
+
+
+def exchange_if_swapped(
+    one: Track,
+    other: Track,
+    looks: tuple[Signature | None, Signature | None],
+    alike: Callable[[Signature, Signature], float],
+) -> None:
+    """Give two tracks each other's person when their present `looks` say that they changed places."""
+    now_one, now_other = looks
+    if one.person is None or other.person is None or one.person is other.person:
+        return
+    if one.colours is None or other.colours is None or now_one is None or now_other is None:
+        return
+    stayed = alike(now_one, one.colours) + alike(now_other, other.colours)
+    swapped = alike(now_one, other.colours) + alike(now_other, one.colours)
+    if swapped - stayed < _SWAP_MARGIN:
+        return
+    first, second = one.person, other.person
+    one.colours, other.colours = now_one, now_other
+    first.best = second.best = None  # may show the other one
+    first.adopt(other)
+    second.adopt(one)

@@ -10,18 +10,20 @@ import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 from pipeline.api import TrackState
 from pipeline.appearance import signature, similarity, surroundings
 from pipeline.config import TriggerConfig
 from pipeline.frame import Box, Detection, Frame
-from pipeline.people import Person, Track, join_cost
-from pipeline.views import View, judge, take_view
+from pipeline.people import Person, Track, exchange_if_swapped, join_cost
+from pipeline.views import View, judge, overlap_by_others, take_view
 
 _LEFT_AFTER_S = 1.0  # unseen this long, no better view is likely: decide with what there is
 _MAX_TRIES = 3
 _HISTORY = 256
+_APART_OVERLAP = 0.05  # two people who met have parted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Trigger:
         self._history: deque[PersonState] = deque(maxlen=_HISTORY)
         self._next_person = 1
         self._scene: int | None = None
+        self._together: set[tuple[int, int]] = set()  # tracks that overlap, the lower id first
         self._now_s = 0.0
         self._counts: Counter[str] = Counter()
         self._not_described: Counter[str] = Counter()
@@ -127,6 +130,7 @@ class Trigger:
             found = [d for d in detections if d.box_px[2] - d.box_px[0] >= 1 and d.box_px[3] - d.box_px[1] >= 1]
             for track in self._tracks.values():
                 track.visible = False
+            self._undo_swaps(frame, found)
             for detection in found:
                 self._see(frame, detection, [d.box_px for d in found if d is not detection])
             self._drop_old_tracks()
@@ -264,6 +268,24 @@ class Trigger:
                 best, best_cost = person, cost
         return best
 
+    def _undo_swaps(self, frame: Frame, found: Sequence[Detection]) -> None:
+        """Where two people have just passed each other and their tracks changed places, put the people right.
+
+        Colours are not learnt while people overlap, so a track still has those from before; when each of the two now
+        looks clearly more like the other, they are exchanged.
+        """
+        boxes = {d.track_id: d.box_px for d in found if d.track_id in self._tracks}
+        for pair in [pair for pair in self._together if not (pair[0] in self._tracks and pair[1] in self._tracks)]:
+            self._together.discard(pair)
+        for one, other in combinations(sorted(boxes), 2):
+            overlap = max(overlap_by_others(boxes[one], [boxes[other]]), overlap_by_others(boxes[other], [boxes[one]]))
+            if overlap > self._config.max_overlap:
+                self._together.add((one, other))
+            elif (one, other) in self._together and overlap < _APART_OVERLAP:
+                self._together.discard((one, other))
+                looks = signature(frame.image, boxes[one]), signature(frame.image, boxes[other])
+                exchange_if_swapped(self._tracks[one], self._tracks[other], looks, similarity)
+
     def _drop_old_tracks(self) -> None:
         horizon = self._now_s - max(self._config.reentry_window_s, _LEFT_AFTER_S)
         for track_id in [t.track_id for t in self._tracks.values() if t.last_s < horizon]:
@@ -276,6 +298,7 @@ class Trigger:
             if track.person is None:
                 self._counts["unconfirmed"] += 1
         self._tracks.clear()
+        self._together.clear()
         for person in self._people.values():
             person.visible = False
             person.scene = None

@@ -12,6 +12,7 @@ from pipeline.config import TriggerConfig
 from pipeline.frame import Box, Detection, Frame, Image
 
 _WORST_OVERLAP = 0.7  # hidden this far, a view shows somebody else
+_BEHIND_WEIGHT = 0.3  # somebody behind hides nothing, but is in the picture too
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Quality:
         height_fraction: The same, of the picture's height.
         sharpness: Variance of the Laplacian (see `appearance.sharpness`).
         cut: The box touches the picture's border.
-        overlap: Share of the box covered by somebody else, 0 to 1; somebody behind counts half.
+        overlap: Share of the box covered by somebody else, 0 to 1; somebody behind counts little.
         problem: Why this is not a good view, in words; empty when it is one.
         usable: Good enough to be described when no better view comes.
         score: Orders the views of one person; higher is better.
@@ -73,13 +74,13 @@ class View:
 
 
 def overlap_by_others(box: Box, others: Sequence[Box]) -> float:
-    """The largest share of `box` that one other box covers; one whose feet are higher is behind and counts half."""
+    """The largest share of `box` that one other box covers; one whose feet are higher is behind and counts little."""
     x1, y1, x2, y2 = box
     area = max(1.0, (x2 - x1) * (y2 - y1))
     worst = 0.0
     for ox1, oy1, ox2, oy2 in others:
         shared = max(0.0, min(x2, ox2) - max(x1, ox1)) * max(0.0, min(y2, oy2) - max(y1, oy1))
-        worst = max(worst, shared / area * (1.0 if oy2 >= y2 else 0.5))
+        worst = max(worst, shared / area * (1.0 if oy2 >= y2 else _BEHIND_WEIGHT))
     return min(1.0, worst)
 
 

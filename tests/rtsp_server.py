@@ -3,10 +3,11 @@
 Run by the system's Python, which has GStreamer's bindings (Debian: gir1.2-gst-rtsp-server-1.0, python3-gi,
 gstreamer1.0-plugins-base, -good, -bad and -ugly):
 
-    /usr/bin/python3 tests/rtsp_server.py [--port 8554] [--fps 25] [--width 640 --height 360] [--user U --password-env V]
+    /usr/bin/python3 tests/rtsp_server.py [--port 8554] [--fps 25] [--width 640] [--height 360]
+        [--user U --password-env V]
 
 Prints the port when it is ready, and ends when its stdin closes. The time (monotonic clock, milliseconds, 32 bits) is
-drawn as 4 rows of 8 black or white squares of 16 px at the top left; `made_ms` in tests/integration/test_rtsp.py reads
+drawn as 4 rows of 8 black or white squares of 16 px at the top left; `age_ms` in tests/rtsp.py reads
 it.
 """
 

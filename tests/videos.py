@@ -36,6 +36,8 @@ def write_video(
     """Encode `frames`; H.264 with a key frame every 5 unless told otherwise."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=fps, options=options or {"g": "5", "bf": "0", "crf": "18"})
+        if not isinstance(stream, av.VideoStream):
+            raise TypeError(f"{codec} is not a video codec")
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         for frame in frames:

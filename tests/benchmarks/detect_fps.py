@@ -1,6 +1,6 @@
 """Frames a second of our detector against a bare loop over `YOLO.predict`, same settings, same run.
 
-    python tests/benchmarks/detect_fps.py VIDEO [--frames 100] [--rounds 5] [--set detect.image_size_px=416 ...]
+    python -m tests.benchmarks.detect_fps VIDEO [--frames 100] [--rounds 5] [--set detect.image_size_px=416 ...]
 
 The three take turns, some frames each, so that whatever else the machine does meets all of them alike; a round's
 order changes. Ours includes tracking, and as a process also the way there and back.

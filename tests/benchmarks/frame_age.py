@@ -1,6 +1,6 @@
 """How old the pictures of a live RTSP camera on loopback are when they are handed out.
 
-    python tests/benchmarks/frame_age.py [--seconds 30] [--fps 25] [--busy]
+    python -m tests.benchmarks.frame_age [--seconds 30] [--fps 25] [--busy]
 
 Two ages: from the reader's arrival (what the status shows), and from the moment the server drew the picture (the truth,
 with encoding, network and decoding inside). With --busy the consumer takes 5 a second, as the detector does.

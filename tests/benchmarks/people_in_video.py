@@ -1,6 +1,6 @@
 """Whom the trigger picks in a video, as contact sheets to be counted by eye.
 
-    python tests/benchmarks/people_in_video.py VIDEO OUT_FOLDER [--frames 300] [--set detect.rate_hz=5 ...]
+    python -m tests.benchmarks.people_in_video VIDEO OUT_FOLDER [--frames 300] [--set detect.rate_hz=5 ...]
 
 Plays the video as fast as possible through the reader, the detector and the trigger, at the configured detection rate
 in the video's own time. Writes sheet-*.png (one picked view a tile: person, tracks, time, reason), strip.png (every

@@ -85,8 +85,10 @@ def test_login_with_a_password_from_the_environment(monkeypatch: pytest.MonkeyPa
     password = "p@ss w/rd:1"  # noqa: S105 - the test's own
     monkeypatch.setenv("FC_TEST_CAMERA", password)
     with rtsp_camera(user="joe", password=password) as (address, _):
-        right = {"username": "joe", "password_env": "FC_TEST_CAMERA"}
-        with open_source(CameraConfig(name="c", source=address, **right), SETTINGS) as reader:
+        login = CameraConfig.model_validate(
+            {"name": "c", "source": address, "username": "joe", "password_env": "FC_TEST_CAMERA"}
+        )
+        with open_source(login, SETTINGS) as reader:
             assert reader.wait_frame(-1, 30) is not None
             assert reader.pid is not None
             assert b"p@ss" not in Path(f"/proc/{reader.pid}/cmdline").read_bytes()

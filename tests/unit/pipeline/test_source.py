@@ -146,7 +146,7 @@ def test_pictures_are_turned_upright(tmp_path: Path, clockwise: int, by: str) ->
     path = write_video(tmp_path / "v.mp4", [stored] * 3)
     if by == "metadata" and clockwise:
         turn_in_metadata(path, clockwise)
-    frames, _ = play(path, count=1, **({"rotate": clockwise} if by == "setting" else {}))
+    frames, _ = play(path, count=1, rotate=clockwise if by == "setting" else 0)
     image = frames[0].image
     assert image.shape == (64, 96, 3)
     blue, green, red = image[10, 10].tolist()
