@@ -32,6 +32,7 @@ from environment import (
     starts_afresh,
 )
 from needs import (
+    KEYS,
     SERVER_URL_ADVICE,
     SetupError,
     parse_arguments,
@@ -116,20 +117,20 @@ def build_all(environments: list[Environment], progress: Progress) -> None:
         raise failed
 
 
-def _server_settings(app: Environment, config: Path) -> dict[str, object]:
-    """The file's `serving.server` section, read with the app environment's PyYAML, which is installed if need be."""
+def _settings(app: Environment, config: Path) -> dict[str, object]:
+    """The file's values of `KEYS`, read with the app environment's PyYAML, which is installed if need be."""
     if not config.is_file():
         raise SetupError(f"{config}: no such file; name a file in configs/")
     code = (
-        "import json, sys, yaml\n"
+        "import functools, json, sys, yaml\n"
         "tree = yaml.safe_load(open(sys.argv[1], encoding='utf-8'))\n"
-        "for key in ('serving', 'server'): tree = tree.get(key) if isinstance(tree, dict) else None\n"
-        "print(json.dumps(tree if isinstance(tree, dict) else {}, default=str))"
+        "step = lambda node, key: node.get(key) if isinstance(node, dict) else None\n"
+        "print(json.dumps({key: functools.reduce(step, key.split('.'), tree) for key in sys.argv[2:]}, default=str))"
     )
 
     def ask() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [str(app.python), "-c", code, str(config)], capture_output=True, text=True, check=False, timeout=60
+            [str(app.python), "-c", code, str(config), *KEYS], capture_output=True, text=True, check=False, timeout=60
         )
 
     afresh = starts_afresh(app)
@@ -168,8 +169,8 @@ def _wanted(options: argparse.Namespace) -> list[Environment]:
     if options.app_only:
         return [app]
     arguments = parse_arguments(os.environ.get("FRAMECHAT_ARGUMENTS", "") if options.to_run else "")
-    needs = read_needs(_server_settings(app, arguments.config or options.config), arguments, os.environ)
-    if needs.device == "gpu":
+    needs = read_needs(_settings(app, arguments.config or options.config), arguments, os.environ)
+    if needs.detector_device == "gpu":
         app.device = "gpu"
     if needs.external_server:
         return [app]

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+KEYS = ("serving.server.device", "serving.server.base_url", "detect.device")
 OPENCV_LIBRARIES = ("libGL.so.1", "libgthread-2.0.so.0", "libxcb.so.1")
 SERVER_URL_ADVICE = (
     "run the app alone against a server elsewhere: make run ARGS='--server-url http://HOST:8000/v1', "
@@ -29,8 +30,9 @@ class SetupError(Exception):
 class Needs:
     """What a deployment asks of this machine."""
 
-    device: str  # of the server and of the app's torch: "cpu" or "gpu"
+    device: str  # of the server: "cpu" or "gpu"
     external_server: bool  # somebody else's server: no server environment
+    detector_device: str  # of the app's torch: "cpu" or "gpu"
 
 
 def refuse_missing_venv() -> None:
@@ -80,9 +82,9 @@ def read_needs(settings: Mapping[str, object], arguments: argparse.Namespace, en
     """What is needed, by the command line before the environment before the file.
 
     Args:
-        settings: The file's `serving.server` section.
+        settings: What the file says, by dotted key: see `KEYS`.
         arguments: See `parse_arguments`.
-        environ: `FRAMECHAT__SERVING__SERVER__DEVICE` and `..._BASE_URL` are read.
+        environ: `FRAMECHAT__SERVING__SERVER__DEVICE` and the like are read.
 
     Raises:
         SetupError: The device is neither cpu nor gpu.
@@ -90,11 +92,13 @@ def read_needs(settings: Mapping[str, object], arguments: argparse.Namespace, en
     changes = dict(item.split("=", 1) for item in arguments.set if "=" in item)
 
     def value(key: str) -> object:
-        variable = f"FRAMECHAT__SERVING__SERVER__{key.upper()}"
-        return changes.get(f"serving.server.{key}", environ.get(variable, settings.get(key)))
+        variable = f"FRAMECHAT__{key.upper().replace('.', '__')}"
+        return changes.get(key, environ.get(variable, settings.get(key)))
 
-    device = str(value("device") or "cpu")
+    device = str(value("serving.server.device") or "cpu")
     if device not in ("cpu", "gpu"):
         raise SetupError(f"serving.server.device = {device!r}, allowed: cpu, gpu")
-    base_url = arguments.server_url or value("base_url")
-    return Needs(device, base_url not in (None, "", "null", "~"))
+    base_url = arguments.server_url or value("serving.server.base_url")
+    detector = str(value("detect.device"))
+    on_gpu = device == "gpu" or detector.startswith("cuda") or detector.isdigit()
+    return Needs(device, base_url not in (None, "", "null", "~"), "gpu" if on_gpu else "cpu")

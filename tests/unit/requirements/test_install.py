@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subject.argparse.Namespace:
     """Of `make setup`, for an empty project on Linux whose settings are the defaults."""
     monkeypatch.setattr(subject, "ROOT", tmp_path)
-    monkeypatch.setattr(subject, "_server_settings", lambda _app, _config: {})
+    monkeypatch.setattr(subject, "_settings", lambda _app, _config: {})
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("FRAMECHAT_ARGUMENTS", raising=False)
@@ -38,7 +38,7 @@ def test_the_app_alone_for_checks(options: subject.argparse.Namespace) -> None:
 
 
 def test_the_cuda_builds_for_a_gpu(options: subject.argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "_server_settings", lambda _app, _config: {"device": "gpu"})
+    monkeypatch.setattr(subject, "_settings", lambda _app, _config: {"serving.server.device": "gpu"})
     assert named(subject._wanted(options)) == [("app", "gpu"), ("server", "gpu")]
 
 
@@ -63,7 +63,7 @@ def test_the_last_configuration_named_counts(
     asked = []
     options.to_run = True
     monkeypatch.setenv("FRAMECHAT_ARGUMENTS", "--config other.yaml")
-    monkeypatch.setattr(subject, "_server_settings", lambda _app, config: asked.append(config) or {})
+    monkeypatch.setattr(subject, "_settings", lambda _app, config: asked.append(config) or {})
     subject._wanted(options)
     assert asked == [Path("other.yaml")]
 
@@ -82,29 +82,32 @@ def test_where_vllm_has_no_build_set_up_makes_the_app_alone_and_run_says_what_to
 def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
     app = Environment("app", tmp_path / "venv", "cpu")
     with pytest.raises(SetupError, match=r"nix\.yaml: no such file"):
-        subject._server_settings(app, tmp_path / "nix.yaml")
+        subject._settings(app, tmp_path / "nix.yaml")
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        pytest.param("serving: {server: {device: gpu}}", {"device": "gpu"}, id="flow-style"),
+        pytest.param("serving: {server: {device: gpu}}", {"serving.server.device": "gpu"}, id="flow-style"),
         pytest.param(
-            "serving:\n  server:\n    base_url: http://h/v1 # theirs\n", {"base_url": "http://h/v1"}, id="block"
+            "serving:\n  server:\n    base_url: http://h/v1 # theirs\n",
+            {"serving.server.base_url": "http://h/v1"},
+            id="block",
         ),
+        pytest.param("detect:\n  device: cuda:0\n", {"detect.device": "cuda:0"}, id="detector"),
         pytest.param("cameras: []", {}, id="no-serving"),
         pytest.param("", {}, id="empty"),
         pytest.param("serving: text", {}, id="other-type"),
     ],
 )
-def test_the_server_section_of_a_file(
+def test_what_a_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: dict[str, object]
 ) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(text)
     monkeypatch.setattr(subject, "starts_afresh", lambda _environment: False)
     monkeypatch.setattr(Environment, "python", Path(sys.executable))
-    assert subject._server_settings(Environment("app", tmp_path, "cpu"), file) == expected
+    assert subject._settings(Environment("app", tmp_path, "cpu"), file) == dict.fromkeys(subject.KEYS) | expected
 
 
 def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +116,7 @@ def test_a_file_that_is_not_yaml_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(subject, "starts_afresh", lambda _environment: False)
     monkeypatch.setattr(Environment, "python", Path(sys.executable))
     with pytest.raises(SetupError, match=r"c\.yaml: is not YAML") as failed:
-        subject._server_settings(Environment("app", tmp_path, "cpu"), file)
+        subject._settings(Environment("app", tmp_path, "cpu"), file)
     assert "\n" not in str(failed.value)
 
 

@@ -29,29 +29,31 @@ def test_where_vllm_has_a_build(system: str, machine: str, named: str | None) ->
     assert (refusal is None) if named is None else (refusal is not None and named in refusal)
 
 
+OURS, THEIRS, GPU = Needs("cpu", False, "cpu"), Needs("cpu", True, "cpu"), Needs("gpu", False, "gpu")
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments", "environ", "expected"),
     [
-        pytest.param({}, "", {}, Needs("cpu", external_server=False), id="defaults"),
-        pytest.param({"device": "gpu"}, "", {}, Needs("gpu", external_server=False), id="file"),
-        pytest.param({"device": "gpu"}, "", {DEVICE: "cpu"}, Needs("cpu", external_server=False), id="environment"),
+        pytest.param({}, "", {}, OURS, id="defaults"),
+        pytest.param({"serving.server.device": "gpu"}, "", {}, GPU, id="file"),
+        pytest.param({"serving.server.device": "gpu"}, "", {DEVICE: "cpu"}, OURS, id="environment"),
+        pytest.param({}, "--set serving.server.device=gpu", {DEVICE: "cpu"}, GPU, id="set-wins"),
+        pytest.param({"serving.server.base_url": "http://h/v1"}, "", {}, THEIRS, id="url-in-file"),
+        pytest.param({}, "--server-url http://h/v1", {}, THEIRS, id="url-argument"),
+        pytest.param({}, "--server-url=http://h/v1 --no-ui", {}, THEIRS, id="url-equals"),
+        pytest.param({}, "", {URL: "http://h/v1"}, THEIRS, id="url-in-environment"),
         pytest.param(
-            {}, "--set serving.server.device=gpu", {DEVICE: "cpu"}, Needs("gpu", external_server=False), id="set-wins"
-        ),
-        pytest.param({"base_url": "http://h/v1"}, "", {}, Needs("cpu", external_server=True), id="url-in-file"),
-        pytest.param({}, "--server-url http://h/v1", {}, Needs("cpu", external_server=True), id="url-argument"),
-        pytest.param({}, "--server-url=http://h/v1 --no-ui", {}, Needs("cpu", external_server=True), id="url-equals"),
-        pytest.param({}, "", {URL: "http://h/v1"}, Needs("cpu", external_server=True), id="url-in-environment"),
-        pytest.param(
-            {"base_url": "http://h/v1"},
+            {"serving.server.base_url": "http://h/v1"},
             "--set serving.server.base_url=null",
             {},
-            Needs("cpu", external_server=False),
-            id="url-taken-back",
+            OURS,
+            id="url-undone",
         ),
-        pytest.param(
-            {}, "--set detect.rate_hz=3 --no-ui -s 0", {}, Needs("cpu", external_server=False), id="other-arguments"
-        ),
+        pytest.param({"detect.device": "cuda:0"}, "", {}, Needs("cpu", False, "gpu"), id="detector-on-gpu"),
+        pytest.param({"detect.device": 0}, "", {}, Needs("cpu", False, "gpu"), id="detector-on-gpu-by-number"),
+        pytest.param({"detect.device": "mps"}, "", {}, OURS, id="detector-on-apple"),
+        pytest.param({}, "--set detect.rate_hz=3 --no-ui -s 0", {}, OURS, id="other-arguments"),
     ],
 )
 def test_needs(settings: dict[str, object], arguments: str, environ: dict[str, str], expected: Needs) -> None:
@@ -60,7 +62,7 @@ def test_needs(settings: dict[str, object], arguments: str, environ: dict[str, s
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(SetupError, match=r"serving\.server\.device = 'tpu', allowed: cpu, gpu"):
-        read_needs({"device": "tpu"}, parse_arguments(""), {})
+        read_needs({"serving.server.device": "tpu"}, parse_arguments(""), {})
 
 
 def test_arguments_that_are_no_command_line_are_refused() -> None:
