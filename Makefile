@@ -22,7 +22,7 @@ CODE := pipeline serving ui samples tests requirements
 .PHONY: help setup run test check lock clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^$$/q; s/^# //p' Makefile
 
 setup:
 	@$(SETUP) --config '$(CONFIG)'
