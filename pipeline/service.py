@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
 import sys
@@ -150,7 +151,7 @@ def run(config: Config) -> int:
         return 1
     except OSError as error:
         mend = "end the program that uses it, or set service.port" if error.errno == errno.EADDRINUSE else "see service"
-        print(f"framechat: {host}:{port} cannot be used ({error.strerror}); {mend}", file=sys.stderr)
+        print(f"framechat: {host}:{port} cannot be used ({os.strerror(error.errno or 0)}); {mend}", file=sys.stderr)
         return 1
     server = _Server(
         uvicorn.Config(

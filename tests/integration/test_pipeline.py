@@ -27,6 +27,8 @@ from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample.yaml"
 _MATCH_IOU = 0.3
+_LIMITS = "ttft_p95_ms: 10000, itl_p99_ms: 1000, max_tokens"
+LONG_ANSWERS = f"serving.classes={{camera: {{{_LIMITS}: 48}}, chat: {{{_LIMITS}: 2000}}, document: {{{_LIMITS}: 64}}}}"
 
 
 def deployment(endpoint: str, folder: Path, *more: str) -> Config:
@@ -160,7 +162,7 @@ def done(service: Running) -> list[dict[str, Any]]:
 
 
 def test_stopping_an_answer_frees_its_request(endpoint: str, tmp_path: Path) -> None:
-    more = ("cameras=[]", "serving.classes.chat.max_tokens=2000")
+    more = ("cameras=[]", LONG_ANSWERS)
     with run_service(deployment(endpoint, tmp_path, *more)) as service:
         session = service.post("/chat/sessions").json()["session_id"]
         question = {"session_id": session, "text": "Count from one to one thousand in words."}
@@ -208,7 +210,7 @@ def test_a_server_killed_in_mid_stream_gives_typed_errors_and_recovers(tmp_path:
         f"serving.server.port={free_port()}",
         f"store.folder={tmp_path}",
         "cameras=[]",
-        "serving.classes.chat.max_tokens=2000",
+        LONG_ANSWERS,
         "serving.server.restart_backoff_s=0.2",
     ]
     config = load_config(SAMPLE, overrides=overrides)
