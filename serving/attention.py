@@ -118,8 +118,8 @@ def _chunk(queries: torch.Tensor, start: int, cache: KVCache, tile_tokens: int) 
 
 def _scores(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     precision = _precision(queries)
-    products: torch.Tensor = queries.to(precision) @ keys.to(precision).transpose(1, 2)
-    return products / queries.shape[-1] ** 0.5
+    scaled: torch.Tensor = queries.to(precision) @ keys.to(precision).transpose(1, 2) / queries.shape[-1] ** 0.5
+    return scaled
 
 
 def _precision(tensor: torch.Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
 """Compile numeric functions, and keep what was compiled on disk.
 
 numba's own cache notices a change of the file a function stands in, but not of the functions that it calls in another
-file. So the cache folder is named by the content of all simulator sources: any change compiles anew.
+file. So the cache folder is named by the content of all compiled sources: any change compiles anew.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, TypeVar, cast
 import numba
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_SOURCES = ("compiled.py", "simstate.py", "simblocks.py", "simkernel.py")
 
 
 def _cache_folder() -> Path | None:
     """A writable folder for these sources, or None: then every process compiles for itself."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for source in sorted(Path(__file__).parent.glob("sim*.py")):
-        digest.update(source.read_bytes())
+    for source in _SOURCES:
+        digest.update((Path(__file__).parent / source).read_bytes())
     root = Path(os.environ.get("FRAMECHAT_CACHE", "~/.cache/framechat")).expanduser()
     folder = root / f"compiled-{digest.hexdigest()[:16]}"
     try:
@@ -44,6 +45,11 @@ def is_compiled() -> bool:
 def entry(function: _F) -> _F:
     """A function that Python calls: compiled at its first call, and kept on disk."""
     return cast(_F, numba.njit(cache=_FOLDER is not None)(function))
+
+
+def outer(function: _F) -> _F:
+    """As `inner`, for functions called about once a step: they stay functions, which compiles faster."""
+    return cast(_F, numba.njit(_nrt=False)(function))  # type: ignore[call-overload]
 
 
 def inner(function: _F) -> _F:

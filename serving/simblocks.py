@@ -5,7 +5,7 @@ Followed: vLLM 0.32's `kv_cache_manager.py`, `block_pool.py` and `encoder_cache_
 
 from __future__ import annotations
 
-from serving.compiled import inner
+from serving.compiled import inner, outer
 from serving.simstate import FREE, FREE_SLOTS, FREEABLE_SLOTS, RUNNING, Floats, Records, Sim
 
 
@@ -86,7 +86,7 @@ def cache_blocks(s: Sim, request: int, tokens: int) -> None:
         s.req[request].cached = index + 1
 
 
-@inner
+@outer
 def free_blocks(s: Sim, request: int) -> None:
     """Give blocks back, last block first: those without content to the front of the free list, others to its end."""
     first, head, tail = s.req[request].table_first, s.rule.blocks, s.rule.blocks + 1
@@ -118,14 +118,14 @@ def release_item(s: Sim, item: int) -> None:
         s.counts[FREEABLE_SLOTS] += s.img[image].size
 
 
-@inner
+@outer
 def release_items(s: Sim, request: int) -> None:
     """The request needs none of its encoded images any longer."""
     for item in range(s.req[request].item_first, s.req[request].item_end):
         release_item(s, item)
 
 
-@inner
+@outer
 def _room_for_image(s: Sim, size: int, budget: int, planned: int) -> bool:
     """Whether an image fits the encoder's budget and cache; images that nobody refers to make room, oldest first."""
     if size > budget:
@@ -141,7 +141,7 @@ def _room_for_image(s: Sim, size: int, budget: int, planned: int) -> bool:
     return True
 
 
-@inner
+@outer
 def plan_items(s: Sim, request: int, computed: int, new: int, budget: int) -> tuple[int, int, int]:
     """Images that the tokens [computed, computed + new) need: encoded whole in this step, or the tokens stop before.
 
@@ -178,7 +178,7 @@ def plan_items(s: Sim, request: int, computed: int, new: int, budget: int) -> tu
     return new, count, budget
 
 
-@inner
+@outer
 def encode(s: Sim, request: int, count: int, features: Floats) -> None:
     """Reserve cache room for the images in `s.picked`."""
     for index in range(count):
@@ -206,7 +206,7 @@ def hit_blocks(s: Sim, request: int) -> int:
     return limit
 
 
-@inner
+@outer
 def admit_blocks(s: Sim, request: int, hits: int, new: int) -> bool:
     """Blocks for a waiting request: the cached ones are shared, the rest taken; nothing changes if they do not fit."""
     idle = 0

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.compiled import entry, inner
+from serving.compiled import entry, inner, outer
 from serving.simblocks import (
     admit_blocks,
     cache_blocks,
@@ -83,7 +83,7 @@ def _more_urgent(s: Sim, one: int, other: int) -> bool:
     return one < other
 
 
-@inner
+@outer
 def _enqueue(s: Sim, request: int, back: bool) -> None:
     """Queue a request: by priority and arrival, or first come first served with preempted ones back at the front."""
     left = s.req[len(s.req) - 1].before
@@ -105,7 +105,7 @@ def _step(s: Sim, request: int, new: int, features: Floats) -> None:
     _count(features, s, request, new, 1)
 
 
-@inner
+@outer
 def _preempt(s: Sim, at: int, features: Floats) -> tuple[int, int, int]:
     """Take everything from the running request at place `at`; returns it, and the budgets that it gives back."""
     victim = s.running[at]
@@ -166,7 +166,7 @@ def _decodes(s: Sim, request: int) -> bool:
     return bool(s.req[request].computed >= s.req[request].prompt and left == 1)
 
 
-@inner
+@outer
 def _run_pass(s: Sim, which: int, budget: int, encoder: int, threshold: int, features: Floats) -> tuple[int, int, bool]:
     """Go through the running requests: all of them (`which` 0), those that decode (1) or those that do not (2)."""
     place, goes_on = 0, True
@@ -184,7 +184,7 @@ def _run_pass(s: Sim, which: int, budget: int, encoder: int, threshold: int, fea
     return budget, encoder, goes_on
 
 
-@inner
+@outer
 def _admit(s: Sim, budget: int, encoder: int, threshold: int, features: Floats) -> None:
     """Admit waiting requests while budget, slots and blocks last; the first that does not fit ends it."""
     whole = s.rule.policy == PREFILL_FIRST
@@ -223,7 +223,7 @@ def _admit(s: Sim, budget: int, encoder: int, threshold: int, features: Floats) 
             encoder = left
 
 
-@inner
+@outer
 def _schedule(s: Sim, features: Floats) -> None:
     """Decide one step."""
     s.counts[PREEMPTED], s.counts[STEPPED] = 0, 0
@@ -248,7 +248,7 @@ def _schedule(s: Sim, features: Floats) -> None:
         _admit(s, budget, encoder, threshold, features)
 
 
-@inner
+@outer
 def _finish_step(s: Sim, now: float, token_s: Floats) -> int:
     """Advance what was scheduled, note tokens at `now`, let finished requests go; returns how many finished."""
     finished = 0

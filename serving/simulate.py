@@ -23,7 +23,9 @@ from serving.steptime import FEATURE_NAMES, StepTime
 from serving.workload import PlannedRequest
 
 Floats = npt.NDArray[np.float64]
-DEFAULT_HORIZON = 4.0  # a load that is not done after four times its own length is cut off, and says so
+# A load that is not done after four times its own length (ten minutes at least) is cut off, and says so.
+DEFAULT_HORIZON = 4.0
+LEAST_HORIZON_S = 600.0
 
 
 class SimulationError(ValueError):
@@ -55,7 +57,7 @@ class EngineSettings:
         budget_tokens: Most tokens of one step (`max_num_scheduled_tokens`).
         buffer_tokens: `max_num_batched_tokens`, which sizes the encoder's budget and cache; None: the budget.
         cache_blocks: Blocks of the pool (`serving.kvcache.pool_size`), of `block_tokens` tokens each.
-        split_tokens: Size of a split with `Policy.FIXED_SPLITS`; None: the budget.
+        split_tokens: Size of a split with `Policy.FIXED_SPLITS`; None: half the budget, so that decodes leave room.
     """
 
     budget_tokens: int
@@ -95,6 +97,10 @@ class EngineSettings:
         """As the kernel reads them. The encoder holds at least one largest image, as the engine provides."""
         if self.budget_tokens < 1 or self.cache_blocks < 2 or self.max_num_seqs < 1 or self.block_tokens < 1:
             raise SimulationError("budget, blocks, block size and max_num_seqs must be 1 or more (blocks: 2)")
+        if self.policy is Policy.FIXED_SPLITS and (self.split_tokens or 1) > self.budget_tokens:
+            raise SimulationError(
+                f"a split of {self.split_tokens} tokens, allowed: at most the budget ({self.budget_tokens})"
+            )
         encoder = max(self.buffer_tokens or self.budget_tokens, largest_image_tokens)
         if self.policy is Policy.PREFILL_FIRST:  # whole prompts need all their images at once
             encoder = max(encoder, self.max_num_seqs * self.max_model_len)
@@ -115,7 +121,7 @@ class EngineSettings:
             watermark_blocks=int(self.watermark * self.cache_blocks),
             reserve_prompt=self.reserve_prompt,
             max_model_len=self.max_model_len,
-            split=self.split_tokens or self.budget_tokens,
+            split=self.split_tokens or max(1, self.budget_tokens // 2),
         )
 
 
@@ -237,7 +243,7 @@ def simulate(
     """Run a drawn load through the engine.
 
     `image_tokens` is the model's rule for pictures. `until_s` cuts the simulation off; by default at four times the
-    load's last arrival, so that an overload ends. `log_limit` keeps that many lines of (step, request, tokens, images).
+    load's last arrival and no less than ten minutes, so that an overload ends. `log_limit` keeps that many lines of (step, request, tokens, images).
 
     Raises:
         SimulationError: A request can never run with these settings, or the settings contradict one another.
@@ -249,7 +255,7 @@ def simulate(
     requests = [_as_engine_sees(request, rule, front_end) for request in planned]
     order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
     largest = max((image.tokens for request in requests for image in request.images), default=0)
-    horizon = until_s if until_s is not None else DEFAULT_HORIZON * max(1.0, planned[-1].due_s)
+    horizon = until_s if until_s is not None else max(LEAST_HORIZON_S, DEFAULT_HORIZON * planned[-1].due_s)
     try:
         sim = new_sim(settings.rules(largest), [requests[index] for index in order])
     except ValueError as error:

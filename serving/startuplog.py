@@ -13,7 +13,7 @@ GIB = 2**30
 _AVAILABLE = re.compile(r"Available KV cache memory:\s*(-?[\d.]+)\s*GiB|reserved for KV Cache is\s*(-?[\d.]+)GiB")
 _EXPLICIT = re.compile(r"Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV cache")
 _TOKENS = re.compile(r"(?:GPU|CPU|[A-Z]+)(?: \+ host)? KV cache size:\s*([\d,]+)\s*tokens")
-_BLOCKS = re.compile(r"#\s*(?:GPU|cuda|CPU) blocks:\s*(\d+)")
+_BLOCKS = re.compile(r"(?:GPU|cuda|CUDA) blocks:\s*(\d+)")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request:\s*([\d.]+)x")
 _WEIGHTS = re.compile(r"(?:Model loading took|model weights take|Loading (?:model )?weights took)\s*([\d.]+)\s*Gi?B")
 

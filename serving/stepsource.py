@@ -35,7 +35,7 @@ def _read_parquet(file: Path) -> Mapping[str, npt.NDArray[Any]]:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
-        table = pq.read_table(file)  # type: ignore[no-untyped-call]
+        table = pq.read_table(file)
     except (pa.ArrowInvalid, OSError) as error:
         raise FitError(f"{file.name} is no parquet file: {error}") from None
     wanted = ("duration_s", *FEATURE_NAMES[1:])

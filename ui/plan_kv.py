@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from serving.modelshape import ModelShape, ShapeError, plain_shape, read_shape
 from serving.startuplog import read_startup_log
 
 GIB = 2**30
+WIDTH = 120  # of piped output, which has no terminal to fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def run_kv(options: KVOptions, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
-        report.show(Console())
+        report.show(Console(width=None if sys.stdout.isatty() else WIDTH))
 
 
 def open_model(name: str) -> ModelFiles:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -27,6 +29,7 @@ from serving.workload import PlannedRequest, Workload, draw
 from ui.plan_kv import open_model
 
 MS = 1e3
+WIDTH = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ def run_simulate(options: SimulateOptions, config: Config, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(_as_dict(rows, step_time, workload, settings), indent=2))
     else:
-        _show(Console(), rows, step_time, config.serving.classes)
+        width = None if sys.stdout.isatty() else WIDTH  # piped output has no terminal to fit
+        _show(Console(width=width), rows, step_time, config.serving.classes)
 
 
 def read_workload(path: Path) -> Workload:
@@ -223,28 +227,21 @@ def _as_dict(rows: list[_Row], step_time: StepTime, workload: Workload, settings
 
 
 def _show(console: Console, rows: list[_Row], step_time: StepTime, objectives: dict[str, ClassConfig]) -> None:
-    table = Table(title="Simulated, milliseconds (objective missed: !)")
-    for column in (
-        "budget",
-        "policy",
-        "class",
-        "TTFT p50",
-        "p95",
-        "p99",
-        "ITL p50",
-        "p95",
-        "p99",
-        "max",
-        "done",
-        "preempted",
-    ):
-        table.add_column(column, justify="left" if column in ("policy", "class") else "right")
+    several = len({row.policy for row in rows}) > 1
+    table = Table(title="Simulated, milliseconds (! misses the objective)", box=SIMPLE_HEAD, padding=(0, 1))
+    names = ["budget", *(["policy"] if several else []), "class"]
+    for column in names:
+        table.add_column(column, justify="right" if column == "budget" else "left", no_wrap=True)
+    for column in ("TTFT p50", "p95", "p99", "ITL p50", "p95", "p99", "max", "done"):
+        table.add_column(column, justify="right", no_wrap=True)
+    preempted = 0
     for row in rows:
         for item in row.simulation.classes():
+            preempted += item.preemptions
             goal = objectives.get(item.traffic_class)
             table.add_row(
                 str(row.budget),
-                row.policy.value,
+                *([row.policy.value] if several else []),
                 item.traffic_class,
                 _ms(item.ttft.p50_s),
                 _ms(item.ttft.p95_s, goal.ttft_p95_ms if goal else None),
@@ -253,8 +250,7 @@ def _show(console: Console, rows: list[_Row], step_time: StepTime, objectives: d
                 _ms(item.itl.p95_s),
                 _ms(item.itl.p99_s, goal.itl_p99_ms if goal else None),
                 _ms(item.itl.max_s),
-                f"{item.finished}/{item.requests}",
-                str(item.preemptions),
+                "all" if item.finished == item.requests else f"{item.finished / item.requests:.0%}",
             )
     console.print(table)
     console.print(f"Step times: {step_time.source}.", soft_wrap=True)
@@ -266,6 +262,8 @@ def _show(console: Console, rows: list[_Row], step_time: StepTime, objectives: d
             + (f" Not in the data, so taken as free: {', '.join(quality.unused)}." if quality.unused else ""),
             soft_wrap=True,
         )
+    if preempted:
+        console.print(f"{preempted} preemptions: the KV cache is too small for what runs at once.")
     if any(row.simulation.cut_off for row in rows):
         console.print("Cut off before every request was done: the load is more than the server can take.")
 
