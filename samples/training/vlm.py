@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from samples import vlm
 from samples.training import facts
 from samples.training.language import Language, thinned
-from samples.training.pictures import camera_like, random_scene, read_photographs, without_people
+from samples.training.pictures import camera_like, is_held_out, random_scene, read_photographs, without_people
 from samples.training.tower import COUNTS, Tower, make_tower
 from samples.training.views import (
     CLASSES,
@@ -246,7 +246,8 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     cv2.setNumThreads(1)
     torch.manual_seed(options.seed)
-    backgrounds = without_people(read_photographs(options.data)) if options.data else []
+    photographs = read_photographs(options.data) if options.data else []
+    backgrounds = without_people([photo for photo in photographs if not is_held_out(photo.path)])
     trainer = Trainer(options)
     print(f"{options.stage}: from step {trainer.step}, {len(backgrounds)} photographs as backgrounds", flush=True)
     means: dict[str, float] = {}
