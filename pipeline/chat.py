@@ -23,6 +23,7 @@ from serving.request import ModelRequest
 _MAX_TURNS = 400
 _WAITING_PER_SLOT = 4
 _DUE_AT_MOST_AGO_S = 60.0
+STOPPED = "stopped by the user"
 _ENDED = ("done", "failed", "cancelled")
 
 
@@ -42,7 +43,7 @@ class Answer:
     turn: ChatTurn
     text: str = ""
     active: ActiveRequest | None = None
-    cancelled: bool = False
+    cancelled: str = ""  # why
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -204,7 +205,7 @@ class Chat:
             raise ChatError(404, f"answer {answer_id[:40]!r} is not known; reload the session")
         return answer
 
-    def cancel(self, answer_id: str) -> ChatTurn:
+    def cancel(self, answer_id: str, reason: str = STOPPED) -> ChatTurn:
         """Stop an answer; what it said so far stays. Harmless when it has ended.
 
         Raises:
@@ -212,9 +213,9 @@ class Chat:
         """
         answer = self.answer(answer_id)
         if not answer.ended:
-            answer.cancelled = True
+            answer.cancelled = answer.cancelled or reason
             if answer.active is not None:
-                answer.active.cancel("stopped by the user")
+                answer.active.cancel(reason)
             answer.ring()
         return answer.turn
 
@@ -237,11 +238,14 @@ class Chat:
                 return
             await changed.wait()
 
-    async def close(self) -> None:
-        """Stop every answer."""
+    def stop(self, reason: str) -> None:
+        """Stop every answer; their listeners hear the end."""
         for answer in list(self._answers.values()):
-            if not answer.ended:
-                self.cancel(answer.answer_id)
+            self.cancel(answer.answer_id, reason)
+
+    async def close(self, reason: str) -> None:
+        """Stop every answer; returns when all have ended."""
+        self.stop(reason)
         if self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -287,7 +291,7 @@ class Chat:
                 if not answer.cancelled:
                     await self._run(session, spoken, answer, request)
                     return
-            reason = "stopped by the user"
+            reason = answer.cancelled
             self._traffic.never_sent(
                 request.request_id, request.traffic_class, request.due_s, Outcome.CANCELLED, reason
             )
@@ -312,7 +316,7 @@ class Chat:
 
         answer.active = self._traffic.start(request, token)
         if answer.cancelled:
-            answer.active.cancel("stopped by the user")
+            answer.active.cancel(answer.cancelled)
         record = await answer.active.result()
         answer.active = None
         if answer.text.strip():

@@ -23,9 +23,9 @@ ACTIVE_STATES = ("waiting", "streaming")
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """`description` (a `DescriptionView`), `token` ({description_id, text}) or `resync` (events were lost)."""
+    """`description` (a `DescriptionView`), `token` ({description_id, text}), `resync` (events were lost) or `end`."""
 
-    kind: Literal["description", "token", "resync"]
+    kind: Literal["description", "token", "resync", "end"]
     json: str
 
 
@@ -101,6 +101,10 @@ class Feed:
             yield subscription
         finally:
             self._listeners.discard(subscription)
+
+    def end(self) -> None:
+        """Tell every listener that nothing more will come."""
+        self._send(FeedEvent("end", "{}"))
 
     def _send(self, item: FeedEvent) -> None:
         for listener in self._listeners:

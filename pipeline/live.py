@@ -196,7 +196,7 @@ class _Tab:
         self._ear.set()
 
     async def send_all(self) -> None:
-        """Send what there is, newest first of everything that has a newest, for ever."""
+        """Send what there is, newest first of everything that has a newest, until the service stops."""
         for text in await self._pulse.first():
             await self._send_text(text)
         await self._send_text(self._recent())
@@ -205,6 +205,8 @@ class _Tab:
             await self._ear.wait()
             self._ear.clear()
             for item in self._subscription.take():
+                if item.kind == "end":
+                    return
                 await self._send_text(self._text_of(item))
             if self._pulse.number != pulse:
                 pulse = self._pulse.number

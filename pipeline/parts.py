@@ -13,6 +13,8 @@ from pipeline.live import Live
 from pipeline.pictures import Pictures
 from pipeline.runtime import Runtime
 
+STOPPING = "the service stops"
+
 
 @dataclass(slots=True, eq=False)
 class Parts:
@@ -23,6 +25,11 @@ class Parts:
     documents: Documents
     pictures: Pictures
     live: Live
+
+    def end_streams(self) -> None:
+        """The service is about to stop: whoever listens hears the end instead of a broken connection."""
+        self.runtime.feed.end()
+        self.chat.stop(STOPPING)
 
 
 def parts_of(connection: HTTPConnection) -> Parts:

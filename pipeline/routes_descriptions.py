@@ -62,6 +62,8 @@ async def stream(request: Request) -> EventSourceResponse:
                         yield ServerSentEvent(view.model_dump_json(), event="description", sep="\n")
                     resync = False
                 for item in await subscription.wait():
+                    if item.kind == "end":
+                        return
                     if item.kind == "resync":
                         resync = True
                     else:

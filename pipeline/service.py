@@ -24,7 +24,7 @@ from pipeline.documents import Documents
 from pipeline.errors import add_handlers
 from pipeline.live import MAX_WISH_BYTES, Live, Pulse
 from pipeline.origins import Gate
-from pipeline.parts import Parts
+from pipeline.parts import STOPPING, Parts
 from pipeline.pictures import Pictures
 from pipeline.prompt import PromptBuilder
 from pipeline.runtime import Runtime
@@ -50,7 +50,7 @@ def create_app(config: Config) -> FastAPI:
         try:
             yield
         finally:
-            await parts.chat.close()
+            await parts.chat.close(STOPPING)
             await counter.close()
             await runtime.stop()
 
@@ -110,9 +110,14 @@ def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> Parts:
 class _Server(uvicorn.Server):
     """Says where it listens, and ends in order on SIGINT and SIGTERM instead of dying of them afterwards."""
 
-    interrupted = False
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.interrupted = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
         if self.started:
             print(f"FrameChat service on http://{self.config.host}:{self.config.port}", flush=True)
@@ -128,6 +133,9 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.interrupted = self.interrupted or sig == signal.SIGINT
+        parts = getattr(self._app.state, "parts", None)
+        if parts is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(parts.end_streams)
         super().handle_exit(sig, frame)
 
 
@@ -153,9 +161,10 @@ def run(config: Config) -> int:
         mend = "end the program that uses it, or set service.port" if error.errno == errno.EADDRINUSE else "see service"
         print(f"framechat: {host}:{port} cannot be used ({os.strerror(error.errno or 0)}); {mend}", file=sys.stderr)
         return 1
+    app = create_app(config)
     server = _Server(
         uvicorn.Config(
-            create_app(config),
+            app,
             host=host,
             port=port,
             log_level="warning",
@@ -164,7 +173,8 @@ def run(config: Config) -> int:
             ws_max_size=2 * MAX_WISH_BYTES,
             ws_per_message_deflate=False,  # JPEG does not compress further
             timeout_graceful_shutdown=_STOP_S,
-        )
+        ),
+        app,
     )
     with listening:
         server.run(sockets=[listening])
