@@ -112,9 +112,9 @@ class CameraWorker:
         return status.detail if status is not None and status.failed else ""
 
     def frame(self) -> Frame | None:
-        """The newest frame; None while there is none. Copies a whole picture: not for the event loop."""
+        """The newest frame; None while there is none or the camera is paused. Copies it: not for the event loop."""
         reader = self._reader
-        return None if reader is None else reader.newest()
+        return None if reader is None or self._paused else reader.newest()
 
     def tracks(self) -> list[TrackView]:
         """The people in the picture now, and what is being done about each."""

@@ -351,6 +351,7 @@ def test_add_pause_and_remove_while_running(make_config: MakeConfig, serve: Serv
         wait_for(lambda: client.get("/cameras").json()[0]["state"] == "live")
         assert client.get("/cameras/camera-1/picture.jpg").headers["content-type"] == "image/jpeg"
         assert client.patch("/cameras/camera-1", json={"paused": True}).json()["state"] == "paused"
+        assert "no picture yet" in client.get("/cameras/camera-1/picture.jpg").json()["detail"]
         wait_for(lambda: client.get("/cameras").json()[0]["frames"] == 0)
         assert client.patch("/cameras/camera-1", json={"paused": False}).status_code == 200
         wait_for(lambda: client.get("/cameras").json()[0]["state"] == "live")
