@@ -39,7 +39,7 @@ from samples.training.views import (
 
 SAVE_EVERY = 10
 TILES_A_STEP = 24
-BATCH = 6  # answers a step
+BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
 HEAD_STEPS = 40  # of `see`: only the new heads learn, lest their first guesses spoil the tower
 
@@ -124,8 +124,8 @@ class Teacher:
             layout, tiles_used = self.language.layout(0, 0), [8]
         else:
             layout, tiles_used = self.language.layout(*((2, 4) if frames else (4, 2))), list(range(9))
-            if kind < 0.95:  # some tokens of some tiles, where they would be
-                tiles_used = [*sorted(rng.choice(8, 4, replace=False).tolist()), 8]
+            if kind < 0.96:  # some tokens of some tiles, where they would be
+                tiles_used = [*sorted(rng.choice(8, 2, replace=False).tolist()), 8]
                 local = [tile * 64 + rng.permutation(64)[:16] for tile in tiles_used[:-1]]
                 cells = np.concatenate([*local, 8 * 64 + np.arange(64)])
                 layout = thinned(layout, frozenset(cells.tolist()))
@@ -268,4 +268,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from the last saved step", flush=True)
+        sys.exit(130)

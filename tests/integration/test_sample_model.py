@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -17,22 +18,19 @@ _PROJECT = Path(__file__).parents[2]
 _COUNT = 3
 
 
-@pytest.fixture(scope="module")
-def comparison(model_server: ServedModel) -> str:
-    """What `evaluate served` prints about the running server; transformers lives in the server's environment."""
-    command = [
-        str(server_python()),
-        "-m",
-        "samples.training.evaluate",
-        "served",
-        model_server.endpoint,
-        "--count",
-        str(_COUNT),
-    ]
+def run(*words: str) -> str:
+    """What a program says in the server's environment, where transformers lives."""
     environment = os.environ | {"PYTHONPATH": str(_PROJECT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
+    command = [str(server_python()), "-m", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment, check=False)
     assert done.stdout, done.stderr[-2000:]
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def comparison(model_server: ServedModel) -> str:
+    """What `evaluate served` prints about the running server."""
+    return run("samples.training.evaluate", "served", model_server.endpoint, "--count", str(_COUNT))
 
 
 def test_the_served_model_describes_pictures_as_transformers_does(comparison: str) -> None:
@@ -49,3 +47,15 @@ def test_a_picture_costs_its_tiles(comparison: str, tiles: str, least: int) -> N
     found = re.search(rf"\| {tiles} \| (\d+) prompt tokens \|", comparison)
     assert found, comparison
     assert least < int(found.group(1)) < least + 120
+
+
+def test_training_sees_what_the_product_sends() -> None:
+    found = json.loads(run("tests.integration.training_layout").splitlines()[-1])
+    assert found["same_ids"]
+    assert (found["prompt_tokens"], found["image_tokens"]) == (637, 576)
+    assert found["pixel_difference"] == 0
+    assert found["loss"] == pytest.approx(found["transformers_loss"], abs=1e-3)
+    assert found["thinned_cells"] == list(range(70, 80))
+    assert found["thinned_owners"] == [1]
+    # Tile 1 follows tile 0 (2 marks, 64 cells) with 2 marks of its own, and ends its row with a new line.
+    assert found["thinned_positions"] == [66, 67, *range(74, 84), 132]

@@ -1,0 +1,70 @@
+"""Run with the model server's Python: does training see what the product sends? Prints one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image as Pil
+from transformers import Idefics3ForConditionalGeneration
+
+from samples import vlm
+from samples.training.facts import DEFAULT_PROMPT
+from samples.training.language import Language, thinned
+from samples.training.tower import make_tower
+from samples.training.views import tiles_of
+
+ANSWER = "One person in a red top and blue trousers, walking left."
+
+
+def main() -> None:
+    checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
+    language, tower = Language(checkpoint), make_tower(checkpoint)
+    tower.load(vlm.WEIGHTS)
+    picture = np.random.default_rng(1).integers(0, 255, (1024, 512, 3), np.uint8)
+    layout = language.layout(4, 2)
+    sent = language.processor(
+        text=language.template(DEFAULT_PROMPT), images=[Pil.fromarray(picture)], return_tensors="pt"
+    )
+    before = language.prefix(DEFAULT_PROMPT)[1]
+    ids = sent["input_ids"][0].tolist()
+    tiles = torch.from_numpy(tiles_of(picture))
+    pixels = tiles.permute(0, 3, 1, 2).float() / 127.5 - 1
+    model = Idefics3ForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    answer = language.tokenizer(f"{ANSWER}<|im_end|>", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    whole = torch.cat([sent["input_ids"], answer], 1)
+    labels = whole.clone()
+    labels[:, : len(ids)] = -100
+    few = thinned(layout, frozenset(range(70, 80)))
+    with torch.no_grad():
+        images = tower.connector(tower.features(tiles)).reshape(1, -1, 576)
+        mine = language.loss(images, layout, DEFAULT_PROMPT, [ANSWER])
+        theirs = model(
+            input_ids=whole,
+            attention_mask=torch.ones_like(whole),
+            pixel_values=sent["pixel_values"],
+            pixel_attention_mask=sent["pixel_attention_mask"],
+            labels=labels,
+        ).loss
+    print(
+        json.dumps(
+            {
+                "same_ids": ids[before : before + layout.length] == list(layout.ids),
+                "prompt_tokens": len(ids),
+                "image_tokens": len(layout.slots),
+                "pixel_difference": float((sent["pixel_values"][0] - pixels).abs().max()),
+                "loss": float(mine),
+                "transformers_loss": float(theirs),
+                "thinned_cells": list(few.cells),
+                "thinned_positions": list(few.positions),
+                "thinned_owners": sorted(set(few.owners)),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
