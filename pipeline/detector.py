@@ -77,10 +77,15 @@ class Detector:
         self.weights_used = str(path)
         os.environ.update(ultralytics_environment())
         import torch  # noqa: PLC0415 - seconds to import
+        from PIL import Image  # noqa: PLC0415
+
+        # Ultralytics replaces this for the whole process with one that wants more packages for a damaged picture.
+        open_picture = Image.open
         from ultralytics import YOLO  # noqa: PLC0415
         from ultralytics.trackers.bot_sort import BOTSORT  # noqa: PLC0415
         from ultralytics.trackers.byte_tracker import BYTETracker  # noqa: PLC0415
 
+        Image.open = open_picture
         torch.set_num_threads(config.threads or default_threads())
         self._torch = torch
         self._tracker_class = BOTSORT if config.tracker == "botsort" else BYTETracker
