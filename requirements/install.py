@@ -42,7 +42,7 @@ from needs import (
     server_refusal,
 )
 
-# What a fresh environment takes on disk, with room for pip's copies of the downloads. CPU: measured 2.0 and 3.6 GB
+# What a fresh environment takes on disk, with room for pip's copies of the downloads. CPU: measured 2.2 and 3.3 GB
 # installed. GPU: an estimate from the sizes of the CUDA wheels.
 SIZE_BYTES = {
     ("app", "cpu"): 4 * 10**9,
