@@ -40,7 +40,7 @@ def kind_of(source: str) -> SourceKind:
     """
     if source in SAMPLES:
         return "sample"
-    if source.isdigit() or re.match(r"^/dev/video\d+$", source):
+    if source.isdigit() or source.startswith("/dev/"):
         return "webcam"
     scheme = _SCHEME.match(source)
     if scheme:

@@ -86,7 +86,6 @@ class Detector:
         from ultralytics.trackers.byte_tracker import BYTETracker  # noqa: PLC0415
 
         Image.open = open_picture
-        torch.set_num_threads(config.threads or default_threads())
         self._torch = torch
         self._tracker_class = BOTSORT if config.tracker == "botsort" else BYTETracker
         self._cameras: dict[str, _Camera] = {}
@@ -107,6 +106,7 @@ class Detector:
             text = " ".join(str(error).split())[:160]
             raise DetectorError(f"detect.weights {path}: cannot be loaded ({type(error).__name__}: {text})") from error
         self._predictor = model.predictor
+        torch.set_num_threads(config.threads or default_threads())  # ultralytics has just set its own
 
     def __enter__(self) -> Detector:
         return self

@@ -103,8 +103,8 @@ class Person:
         self.last_track = track
         self.last_seen_s = track.last_s
         self.visible = True
-        if track.best is not None and (self.best is None or track.best.quality.score > self.best.quality.score):
-            self.best = track.best
+        views = [view for view in (self.best, track.best) if view is not None]
+        self.best = max(views, key=lambda view: (view.quality.good, view.quality.score), default=None)
         track.best = None
 
 

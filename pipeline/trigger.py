@@ -223,26 +223,26 @@ class Trigger:
         track = self._tracks.get(detection.track_id)
         if track is None:
             track = self._tracks[detection.track_id] = Track(detection.track_id, now)
-        quality = judge(frame, detection, others, self._config)
         track.see(now, detection, frame)
-        if quality.overlap < self._config.max_overlap or track.colours is None:
+        if track.colours is None or overlap_by_others(detection.box_px, others) < self._config.max_overlap:
             track.learn(signature(frame.image, detection.box_px))
         if track.person is None and track.hits >= self._config.confirm_detections:
             self._confirm(track)
-        if track.person is None:
-            if track.best is None or quality.score > track.best.quality.score:
-                track.best = take_view(frame, detection, quality, self._keep_margin)
-            return
         person = track.person
-        person.track_id = track.track_id
-        person.last_seen_s = now
-        person.last_problem = quality.problem
-        if self._config.rescene_change and (person.described_s is not None or person.pending):
-            person.scene_now = surroundings(frame.image, detection.box_px)
-        if self._wants(person):
-            best = person.best
-            if best is None or quality.score > best.quality.score or (quality.good and not best.quality.good):
-                person.best = take_view(frame, detection, quality, self._keep_margin)
+        if person is not None:
+            person.track_id = track.track_id
+            person.last_seen_s = now
+            if self._config.rescene_change and (person.described_s is not None or person.pending):
+                person.scene_now = surroundings(frame.image, detection.box_px)
+            if not self._wants(person):
+                return
+        quality = judge(frame, detection, others, self._config)
+        if person is not None:
+            person.last_problem = quality.problem
+        holder = track if person is None else person
+        best = holder.best
+        if best is None or (quality.good, quality.score) > (best.quality.good, best.quality.score):
+            holder.best = take_view(frame, detection, quality, self._keep_margin)
 
     def _confirm(self, track: Track) -> None:
         person = self._same_person(track)

@@ -13,7 +13,7 @@ from pathlib import Path
 from samples.vlm import cache_folder
 
 SAMPLE_WEIGHTS = Path(__file__).parent.parent / "samples" / "weights" / "person-yolo26n.pt"
-_OFFICIAL = re.compile(r"^yolo26[nsmlx]\.pt$")
+_OFFICIAL = re.compile(r"^yolov?\d+[a-z]+\.pt$")
 _HOST = ("github.com", 443)
 _CONNECT_S = 3.0
 _DOWNLOAD_S = 180.0
@@ -63,7 +63,7 @@ def resolve_weights(name: str) -> tuple[Path, str]:
         return path, ""
     if not is_official(name):
         raise WeightsError(
-            f"detect.weights {name}: no such file; allowed: a file, yolo26n.pt (or s, m, l, x), or `sample`"
+            f"detect.weights {name}: no such file; allowed: a file, a name such as yolo26n.pt, or `sample`"
         )
     folder = cache_folder() / "weights"
     cached = folder / name

@@ -62,6 +62,7 @@ def test_masking_keeps_the_rest() -> None:
         pytest.param("sample-photos", "sample", id="second sample"),
         pytest.param("0", "webcam", id="index"),
         pytest.param("/dev/video2", "webcam", id="device"),
+        pytest.param("/dev/v4l/by-id/usb-cam-index0", "webcam", id="device by name"),
         pytest.param("rtsp://cam/live", "url", id="rtsp"),
         pytest.param("HTTPS://cam/live", "url", id="https"),
         pytest.param("yard.mp4", "file", id="video"),

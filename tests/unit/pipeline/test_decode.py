@@ -21,6 +21,7 @@ from pipeline.decode import (
     natural_key,
     pictures,
     turned,
+    webcam,
 )
 from tests.videos import number_of, numbered, write_video
 
@@ -188,3 +189,18 @@ def test_what_is_no_video(tmp_path: Path, content: bytes, message: str) -> None:
     with pytest.raises(DecodeError, match=message) as error:
         _stream(tmp_path / "v.mp4").open()
     assert str(tmp_path) not in str(error.value)
+
+
+def test_webcam_pictures_until_it_stops(tmp_path: Path) -> None:
+    """The library opens a file as it opens a device."""
+    path = write_video(tmp_path / "v.mp4", [numbered(i) for i in range(5)])
+    items = webcam(str(path))
+    numbers = [number_of(item.image) for _, item in zip(range(5), items, strict=False) if isinstance(item, Picture)]
+    assert numbers == list(range(5))
+    with pytest.raises(DecodeError, match="stopped giving pictures"):
+        next(items)
+
+
+def test_no_such_webcam(tmp_path: Path) -> None:
+    with pytest.raises(DecodeError, match="plugged in"):
+        webcam(str(tmp_path / "video9"))
