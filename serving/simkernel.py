@@ -1,10 +1,9 @@
 """The engine's scheduler, step by step, on arrays: compiled, and the same decisions as vLLM 0.32's.
 
 Followed: `vllm/v1/core/sched/scheduler.py` (running requests first in admission order, then waiting ones; step budget;
-long-prefill threshold; preemption and recompute), `kv_cache_manager.py` and `block_pool.py` (blocks, prefix cache,
-eviction of the least recently used), `encoder_cache_manager.py` (whole images, encoder budget and cache). A test drives
-vLLM's own `Scheduler` with the same requests and compares every step. Not followed: speculative decoding, LoRA,
-connectors, layers with windows or state (one full-attention group), asynchronous scheduling.
+long-prefill threshold; preemption and recompute), `async_scheduler.py` (a step is decided while the one before runs),
+and for blocks and images what serving/simblocks.py follows. A test drives vLLM's own schedulers with the same requests
+and compares every step. Not followed: speculative decoding, LoRA, connectors, layers with windows or state.
 
 Other orders, for comparison: `PREFILL_FIRST` runs whole prompts before any decode (what Sarathi-Serve, Agrawal et al.,
 OSDI 2024, calls prefill-prioritizing); `DECODE_FIRST` gives every decode its token before prompts share what is left
@@ -44,7 +43,7 @@ STEP_COLUMNS = FEATURES + 5  # then start_s, duration_s, running, waiting, free 
 def _count(features: Floats, s: Sim, request: int, new: int, sign: int) -> None:
     """Add (or take away) one request's part of the step."""
     start = s.req[request].computed
-    if start >= s.req[request].prompt and s.req[request].known - start == 1:
+    if start >= s.req[request].prompt and s.req[request].known + s.req[request].promised - start == 1:
         features[1] += sign
         features[3] += sign * (start + 1)
     else:
@@ -118,7 +117,7 @@ def _preempt(s: Sim, at: int, features: Floats) -> tuple[int, int, int]:
         s.req[victim].stepped, s.req[victim].stepped_items, s.req[victim].stepped_images = 0, 0, 0
     free_blocks(s, victim)
     release_items(s, victim)
-    s.req[victim].computed = 0
+    s.req[victim].computed, s.req[victim].promised, s.req[victim].active = 0, 0, 0
     s.req[victim].preemptions += 1
     s.counts[PREEMPTED] += 1
     _enqueue(s, victim, True)
@@ -134,7 +133,7 @@ def _run_request(
     Returns the next place, what is left of both budgets, and whether the list may be gone on with.
     """
     request = s.running[place]
-    new = s.req[request].known - s.req[request].computed
+    new = s.req[request].known + s.req[request].promised - s.req[request].computed
     if 0 < threshold < new:
         new = threshold
     new = min(new, budget, s.rule.max_model_len - s.req[request].computed - 1)
@@ -161,8 +160,16 @@ def _run_request(
 
 
 @inner
+def _will_be_done(s: Sim, request: int) -> bool:
+    """Whether the step in flight writes the request's last token, so that it needs no other."""
+    promised = s.req[request].promised
+    last = s.req[request].prompt + s.req[request].output
+    return bool(promised > 0 and s.req[request].computed + 2 - promised >= last)
+
+
+@inner
 def _decodes(s: Sim, request: int) -> bool:
-    left = s.req[request].known - s.req[request].computed
+    left = s.req[request].known + s.req[request].promised - s.req[request].computed
     return bool(s.req[request].computed >= s.req[request].prompt and left == 1)
 
 
@@ -172,6 +179,9 @@ def _run_pass(s: Sim, which: int, budget: int, encoder: int, threshold: int, fea
     place, goes_on = 0, True
     while goes_on and place < s.counts[RUNNING] and budget > 0:
         request = s.running[place]
+        if _will_be_done(s, request):
+            place += 1
+            continue
         if s.req[request].stepped > 0 or (which > 0 and _decodes(s, request) != (which == 1)):
             place += 1
             continue
@@ -213,7 +223,7 @@ def _admit(s: Sim, budget: int, encoder: int, threshold: int, features: Floats) 
         s.counts[WAITING] -= 1
         s.running[s.counts[RUNNING]] = request
         s.counts[RUNNING] += 1
-        s.req[request].computed = start
+        s.req[request].computed, s.req[request].active = start, 1
         if s.req[request].preemptions == 0:
             s.req[request].hits = start
         _step(s, request, new, features)
@@ -249,9 +259,9 @@ def _schedule(s: Sim, features: Floats) -> None:
 
 
 @outer
-def _finish_step(s: Sim, now: float, token_s: Floats) -> int:
-    """Advance what was scheduled, note tokens at `now`, let finished requests go; returns how many finished."""
-    finished = 0
+def _launch(s: Sim, slot: int) -> int:
+    """Take what was scheduled as computed, and note in `flight[slot]` who gets a token; returns how many requests."""
+    count = 0
     for index in range(s.counts[STEPPED]):
         request = s.order[index]
         new = s.req[request].stepped
@@ -259,19 +269,43 @@ def _finish_step(s: Sim, now: float, token_s: Floats) -> int:
             continue  # preempted after it was scheduled
         s.req[request].computed += new
         s.req[request].stepped, s.req[request].stepped_items, s.req[request].stepped_images = 0, 0, 0
+        writes = s.req[request].computed >= s.req[request].known + s.req[request].promised
+        if writes:
+            s.req[request].promised += 1
+        s.flight[slot, count, 0], s.flight[slot, count, 1] = request, 1 if writes else 0
+        count += 1
+    return count
+
+
+@outer
+def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
+    """End the step in `slot`: note its tokens at `now`, and let finished requests go."""
+    finished = 0
+    for index in range(count):
+        request, writes = s.flight[slot, index, 0], s.flight[slot, index, 1]
+        # The asynchronous scheduler keeps an image until its last token is behind what is promised, too.
+        done = s.req[request].computed - (s.req[request].promised if s.rule.depth > 1 else 0)
         for item in range(s.req[request].item_first, s.req[request].item_end):
-            if s.item[item].offset + s.item[item].tokens <= s.req[request].computed:
+            if s.item[item].offset + s.item[item].tokens <= done:
                 release_item(s, item)
-        if s.req[request].computed < s.req[request].known:
+        if writes == 0:
             continue
         written = s.req[request].known - s.req[request].prompt
         token_s[s.req[request].token_first + written] = now
         s.req[request].known += 1
-        if written + 1 == s.req[request].output:
-            finished += 1
-            free_blocks(s, request)
-            release_items(s, request)
-            s.req[request].known = -1
+        if s.req[request].active == 1:
+            s.req[request].promised -= 1
+            cached = s.req[request].computed - s.req[request].promised
+            cache_blocks(s, request, min(cached, s.req[request].known))
+        if written + 1 < s.req[request].output:
+            continue
+        finished += 1
+        if s.req[request].active == 0:  # preempted meanwhile, and now needs no more
+            unlink(s.req, request)
+            s.counts[WAITING] -= 1
+        free_blocks(s, request)
+        release_items(s, request)
+        s.req[request].known = -1
     if finished > 0:
         kept = 0
         for place in range(s.counts[RUNNING]):
@@ -280,7 +314,6 @@ def _finish_step(s: Sim, now: float, token_s: Floats) -> int:
                 s.running[kept] = request
                 kept += 1
         s.counts[RUNNING] = kept
-    return finished
 
 
 @entry
@@ -297,9 +330,11 @@ def run_kernel(
     steps = np.empty((4096, STEP_COLUMNS))
     log = np.empty((log_limit, 4), dtype=np.int64)
     features = np.zeros(FEATURES)
-    now, arrived, count, logged, stuck = 0.0, 0, 0, 0, False
     total = len(s.req) - 2
     token_s = np.full(s.req[total - 1].token_first + s.req[total - 1].output, np.nan)
+    now, busy_until, arrived, count, logged, stuck = 0.0, 0.0, 0, 0, 0, False
+    in_flight, slot = 0, 0  # the oldest step in flight is in `slot`
+    ends, sizes = np.zeros(2), np.zeros(2, dtype=np.int64)
     while now <= until_s:
         while arrived < total and s.req[arrived].arrival_s <= now:
             _enqueue(s, arrived, False)
@@ -307,28 +342,41 @@ def run_kernel(
         features[:] = 0.0
         features[0] = 1.0
         _schedule(s, features)
-        if features[1] + features[2] == 0.0:
+        if features[1] + features[2] > 0.0:
+            if count == len(steps):
+                grown = np.empty((2 * count, STEP_COLUMNS))
+                grown[:count] = steps
+                steps = grown
+            duration = np.dot(linear, features) + max(np.dot(compute, features), np.dot(memory, features))
+            start = max(now, busy_until)
+            busy_until = start + duration
+            row = steps[count]
+            row[:FEATURES] = features
+            row[FEATURES], row[FEATURES + 1] = start, duration
+            row[FEATURES + 2], row[FEATURES + 3], row[FEATURES + 4] = (
+                s.counts[RUNNING],
+                s.counts[WAITING],
+                s.counts[FREE],
+            )
+            for index in range(s.counts[STEPPED]):
+                request = s.order[index]
+                if logged < log_limit and s.req[request].stepped > 0:
+                    log[logged, 0], log[logged, 1] = count, request
+                    log[logged, 2], log[logged, 3] = s.req[request].stepped, s.req[request].stepped_images
+                    logged += 1
+            count += 1
+            newest = (slot + in_flight) % 2
+            sizes[newest], ends[newest] = _launch(s, newest), busy_until
+            in_flight += 1
+            if in_flight < s.rule.depth and ends[slot] > now:
+                continue  # the next step is decided while this one runs
+        elif in_flight == 0:
             if arrived == total:
                 stuck = s.counts[WAITING] > 0 or s.counts[RUNNING] > 0
                 break
             now = max(now, s.req[arrived].arrival_s)
             continue
-        if count == len(steps):
-            grown = np.empty((2 * count, STEP_COLUMNS))
-            grown[:count] = steps
-            steps = grown
-        duration = np.dot(linear, features) + max(np.dot(compute, features), np.dot(memory, features))
-        row = steps[count]
-        row[:FEATURES] = features
-        row[FEATURES], row[FEATURES + 1] = now, duration
-        row[FEATURES + 2], row[FEATURES + 3], row[FEATURES + 4] = s.counts[RUNNING], s.counts[WAITING], s.counts[FREE]
-        for index in range(s.counts[STEPPED]):
-            request = s.order[index]
-            if logged < log_limit and s.req[request].stepped > 0:
-                log[logged, 0], log[logged, 1] = count, request
-                log[logged, 2], log[logged, 3] = s.req[request].stepped, s.req[request].stepped_images
-                logged += 1
-        count += 1
-        now += duration
-        _finish_step(s, now, token_s)
+        now = max(now, ends[slot])
+        _settle(s, slot, sizes[slot], now, token_s)
+        slot, in_flight = (slot + 1) % 2, in_flight - 1
     return token_s, steps[:count], log[:logged], stuck

@@ -39,6 +39,8 @@ _REQUEST = np.dtype(
         ("item_end", "i8"),
         ("computed", "i8"),  # tokens whose keys and values are in the cache
         ("known", "i8"),  # prompt and tokens written so far; -1 when finished
+        ("promised", "i8"),  # tokens that steps in flight will have written
+        ("active", "i8"),  # 1 while running
         ("held", "i8"),  # blocks
         ("cached", "i8"),  # blocks entered into the prefix cache
         ("stepped", "i8"),  # tokens of this step
@@ -76,6 +78,7 @@ class Rules(NamedTuple):
     reserve_prompt: bool
     max_model_len: int
     split: int
+    depth: int  # steps in flight: 1, or 2 with asynchronous scheduling
 
 
 class Sim(NamedTuple):
@@ -90,6 +93,7 @@ class Sim(NamedTuple):
     table: Ints
     running: Ints
     order: Ints
+    flight: Ints  # requests of the steps in flight, and whether each gets a token: (step, place, 2)
     picked: Ints
     counts: Ints
 
@@ -154,6 +158,7 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
         table=np.zeros(int(blocks.sum()), dtype=np.int64),
         running=np.zeros(rule.max_num_seqs + 1, dtype=np.int64),
         order=np.zeros(2 * rule.max_num_seqs + 1, dtype=np.int64),
+        flight=np.zeros((2, 2 * rule.max_num_seqs + 1, 2), dtype=np.int64),
         picked=np.zeros(max([1, *(len(request.images) for request in requests)]), dtype=np.int64),
         counts=np.array([rule.blocks - 1, rule.encoder_cache, rule.encoder_cache, 0, 0, 0, 0], dtype=np.int64),
     )

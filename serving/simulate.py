@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from serving.config import ImageTokens, ServerConfig
+from serving.config import Device, ImageTokens, ServerConfig
 from serving.latency import Percentiles, percentiles
 from serving.records import Gap, Outcome, RequestRecord
 from serving.simkernel import DECODE_FIRST, FIXED_SPLITS, PREFILL_FIRST, VLLM, run_kernel
@@ -57,6 +57,7 @@ class EngineSettings:
         budget_tokens: Most tokens of one step (`max_num_scheduled_tokens`).
         buffer_tokens: `max_num_batched_tokens`, which sizes the encoder's budget and cache; None: the budget.
         cache_blocks: Blocks of the pool (`serving.kvcache.pool_size`), of `block_tokens` tokens each.
+        asynchronous: Whether a step is decided while the one before runs, as vLLM does on a GPU and not on a CPU.
         split_tokens: Size of a split with `Policy.FIXED_SPLITS`; None: half the budget, so that decodes leave room.
     """
 
@@ -73,6 +74,7 @@ class EngineSettings:
     prefix_caching: bool = True
     whole_images: bool = False
     watermark: float = 0.0
+    asynchronous: bool = False
     reserve_prompt: bool = True
     policy: Policy = Policy.VLLM
     split_tokens: int | None = None
@@ -91,6 +93,7 @@ class EngineSettings:
             chunked_prefill=server.enable_chunked_prefill,
             by_priority=server.scheduling_policy == "priority",
             prefix_caching=server.enable_prefix_caching,
+            asynchronous=server.device is Device.GPU,
         )
 
     def rules(self, largest_image_tokens: int) -> Rules:
@@ -122,6 +125,7 @@ class EngineSettings:
             reserve_prompt=self.reserve_prompt,
             max_model_len=self.max_model_len,
             split=self.split_tokens or max(1, self.budget_tokens // 2),
+            depth=2 if self.asynchronous else 1,
         )
 
 
@@ -243,7 +247,8 @@ def simulate(
     """Run a drawn load through the engine.
 
     `image_tokens` is the model's rule for pictures. `until_s` cuts the simulation off; by default at four times the
-    load's last arrival and no less than ten minutes, so that an overload ends. `log_limit` keeps that many lines of (step, request, tokens, images).
+    load's last arrival and no less than ten minutes, so that an overload ends. `log_limit` keeps that many lines of
+    (step, request, tokens, images).
 
     Raises:
         SimulationError: A request can never run with these settings, or the settings contradict one another.

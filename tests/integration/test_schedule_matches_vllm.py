@@ -35,6 +35,7 @@ BASE: dict[str, Any] = {
     "encoder_budget": 64,
     "encoder_cache": 64,
     "max_model_len": 512,
+    "asynchronous": False,
 }
 # Each variant is drawn with several seeds; tight pools force preemption, tight encoder caches force waiting.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -52,6 +53,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "priority, preemption": {"by_priority": True, "blocks": 40},
     "whole images": {"whole_items": True},
     "small blocks": {"block_tokens": 8, "blocks": 90},
+    "asynchronous": {"asynchronous": True},
+    "asynchronous, preemption": {"asynchronous": True, "blocks": 40},
+    "asynchronous, priority": {"asynchronous": True, "blocks": 40, "by_priority": True, "max_num_seqs": 4},
+    "asynchronous, threshold": {"asynchronous": True, "threshold": 24, "encoder_cache": 96},
     "everything tight": {"blocks": 36, "threshold": 24, "by_priority": True, "max_num_seqs": 4},
 }
 SEEDS = range(4)
@@ -109,7 +114,7 @@ def _simulated(scenario: dict[str, Any]) -> tuple[list[dict[str, Any]], int, boo
     rules = dict(scenario["rules"])
     watermark = int(rules.pop("watermark") * rules["blocks"])
     sim = new_sim(
-        Rules(policy=VLLM, watermark_blocks=watermark, split=1, **rules),
+        Rules(policy=VLLM, watermark_blocks=watermark, split=1, depth=2 if rules.pop("asynchronous") else 1, **rules),
         [
             SimRequest(
                 arrival_s=item["arrival_s"],

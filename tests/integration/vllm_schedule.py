@@ -20,6 +20,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -56,7 +57,7 @@ def make_scheduler(rules: dict, folder: Path) -> Scheduler:
         disable_chunked_mm_input=rules["whole_items"],
         max_model_len=rules["max_model_len"],
         is_encoder_decoder=False,
-        async_scheduling=False,
+        async_scheduling=rules["asynchronous"],
     )
     cache = CacheConfig(block_size=rules["block_tokens"], enable_prefix_caching=rules["prefix_caching"])
     config = VllmConfig(
@@ -67,7 +68,7 @@ def make_scheduler(rules: dict, folder: Path) -> Scheduler:
     groups = KVCacheConfig(
         num_blocks=rules["blocks"], kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
     )
-    scheduler = Scheduler(
+    scheduler = (AsyncScheduler if rules["asynchronous"] else Scheduler)(
         vllm_config=config,
         kv_cache_config=groups,
         structured_output_manager=StructuredOutputManager(config),
@@ -110,46 +111,46 @@ def make_request(number: int, item: dict, block_tokens: int) -> Request:
 def run(scenario: dict, folder: Path) -> dict:
     rules, requests = scenario["rules"], scenario["requests"]
     scheduler = make_scheduler(rules, folder)
+    depth = 2 if rules["asynchronous"] else 1
     steps: list = []
-    arrived, token, now = 0, 2_000_000, 0.0
+    flight: list = []  # steps in flight, oldest first: (what was scheduled, what the model will answer, its end)
+    arrived, token, now, busy_until = 0, 2_000_000, 0.0, 0.0
     while len(steps) < scenario["max_steps"]:
         while arrived < len(requests) and requests[arrived]["arrival_s"] <= now:
             scheduler.add_request(make_request(arrived, requests[arrived], rules["block_tokens"]))
             arrived += 1
-        if not scheduler.has_unfinished_requests():
-            if arrived == len(requests):
-                break
-            now = requests[arrived]["arrival_s"]
-            continue
-        output = scheduler.schedule()
-        if not output.num_scheduled_tokens:
+        output = scheduler.schedule() if scheduler.has_requests() else None
+        if output is not None and output.num_scheduled_tokens:
+            sampled = []
+            for name in output.num_scheduled_tokens:
+                token += 1
+                sampled.append([] if scheduler.requests[name].is_prefill_chunk else [token])
+            steps.append(
+                {
+                    "tokens": [[int(name), count] for name, count in output.num_scheduled_tokens.items()],
+                    "images": sorted([int(name), len(ids)] for name, ids in output.scheduled_encoder_inputs.items()),
+                    "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+                    "running": len(scheduler.running),
+                    "waiting": len(scheduler.waiting),
+                }
+            )
+            names = list(output.num_scheduled_tokens)
+            answer = ModelRunnerOutput(
+                req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled
+            )
+            busy_until = max(now, busy_until) + 1.0
+            flight.append((output, answer, busy_until))
+            if len(flight) < depth and flight[0][2] > now:
+                continue
+        elif not flight:
             if arrived == len(requests):
                 break
             now = max(now, requests[arrived]["arrival_s"])
             continue
-        sampled = []
-        for name in output.num_scheduled_tokens:
-            done = scheduler.requests[name].num_computed_tokens >= scheduler.requests[name].num_tokens
-            token += 1
-            sampled.append([token] if done else [])
-        steps.append(
-            {
-                "tokens": [[int(name), count] for name, count in output.num_scheduled_tokens.items()],
-                "images": sorted([int(name), len(ids)] for name, ids in output.scheduled_encoder_inputs.items()),
-                "free_blocks": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-                "running": len(scheduler.running),
-                "waiting": len(scheduler.waiting),
-            }
-        )
-        names = list(output.num_scheduled_tokens)
-        scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)}, sampled_token_ids=sampled
-            ),
-        )
-        now += 1.0
-    return {"steps": steps, "hangs": scheduler.has_unfinished_requests()}
+        output, answer, end = flight.pop(0)
+        now = max(now, end)
+        scheduler.update_from_output(output, answer)
+    return {"steps": steps, "hangs": not flight and scheduler.has_unfinished_requests()}
 
 
 def main() -> None:
