@@ -28,9 +28,8 @@ def kv(
     tokens: Annotated[int, typer.Option(help="Tokens a sequence, image tokens included.")] = 4096,
     sequences: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
     tensor_parallel: Annotated[int, typer.Option("--tensor-parallel", "--tp", help="GPUs that share the heads.")] = 1,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens a block: the engine's default is 16 on GPU, 128 on CPU.")
-    ] = 16,
+    device: Annotated[str, typer.Option(help="gpu or cpu: decides the block size and the steps in flight.")] = "gpu",
+    block_size: Annotated[int | None, typer.Option(help="Tokens a block; default: the engine's, 16 or 128.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest sequence; default: --tokens.")] = None,
     memory_gib: Annotated[float | None, typer.Option(help="Memory of one GPU: work out what fits.")] = None,
     utilization: Annotated[float, typer.Option(help="gpu_memory_utilization.")] = 0.9,
@@ -61,6 +60,7 @@ def kv(
         tokens=tokens,
         sequences=sequences,
         tensor_parallel=tensor_parallel,
+        device=device,
         block_size=block_size,
         max_model_len=max_model_len,
         memory_gib=memory_gib,

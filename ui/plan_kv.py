@@ -25,6 +25,7 @@ from serving.capacity import (
 )
 from serving.config import SAMPLE_MODEL, ImageTokens
 from serving.kvcache import (
+    DEFAULT_BLOCK_TOKENS,
     CacheLayout,
     Footprint,
     PoolSize,
@@ -53,7 +54,8 @@ class KVOptions:
     tokens: int
     sequences: int
     tensor_parallel: int
-    block_size: int
+    device: str
+    block_size: int | None
     max_model_len: int | None
     memory_gib: float | None
     utilization: float
@@ -93,6 +95,9 @@ def open_model(name: str) -> ModelFiles:
 
 def _work_out(options: KVOptions) -> _Report:
     files, shape = _shape(options)
+    if options.device not in DEFAULT_BLOCK_TOKENS:
+        raise ShapeError(f"--device is {options.device!r}, allowed: {', '.join(DEFAULT_BLOCK_TOKENS)}")
+    block_tokens = options.block_size if options.block_size is not None else DEFAULT_BLOCK_TOKENS[options.device]
     element = kv_dtype(options.dtype, shape.dtype)
     size = footprint(
         shape,
@@ -100,14 +105,14 @@ def _work_out(options: KVOptions) -> _Report:
         tokens=options.tokens,
         sequences=options.sequences,
         tensor_parallel=options.tensor_parallel,
-        block_tokens=options.block_size,
+        block_tokens=block_tokens,
         reserve_tokens=options.max_model_len,
     )
     report = _Report(options.model or "a shape given by hand", element.name, shape, size)
     if options.picture is not None:
         report.pictures = _pictures(files, options.picture, options.every_s, options.cameras)
     if options.memory_gib is not None or options.server_log is not None:
-        layout = cache_layout(shape, element, block_tokens=options.block_size, tensor_parallel=options.tensor_parallel)
+        layout = cache_layout(shape, element, block_tokens=block_tokens, tensor_parallel=options.tensor_parallel)
         memory = None if options.server_log is not None else _memory(shape, files, options)
         cache = _cache_of_log(options.server_log) if options.server_log is not None else None
         report.fits = _fits(layout, memory.cache_bytes if memory is not None else cache or 0, memory, options)
@@ -274,9 +279,10 @@ def _memory(shape: ModelShape, files: ModelFiles | None, options: KVOptions) -> 
 
 
 def _fits(layout: CacheLayout, cache_bytes: int, memory: MemoryBudget | None, options: KVOptions) -> _Fits:
-    longest, budget, seqs = options.max_model_len or options.tokens, options.budget, options.max_num_seqs
+    longest, seqs = options.max_model_len or options.tokens, options.max_num_seqs
+    in_flight = options.budget * (2 if options.device == "gpu" else 1)  # a GPU server has two steps in flight
     mix = [_mix_part(item) for item in options.mix]
-    pool = pool_size(layout, cache_bytes, max_model_len=longest, in_flight_tokens=budget)
+    pool = pool_size(layout, cache_bytes, max_model_len=longest, in_flight_tokens=in_flight)
     return _Fits(
         pool=pool,
         block_bytes=layout.block_bytes,
@@ -284,7 +290,9 @@ def _fits(layout: CacheLayout, cache_bytes: int, memory: MemoryBudget | None, op
         memory=memory,
         concurrency=mix_concurrency(layout, pool, mix, max_num_seqs=seqs) if mix else None,
         advice=advise(layout, pool, mix, max_num_seqs=seqs) if mix else [],
-        by_utilization=sensitivities(layout, memory, max_model_len=longest, in_flight_tokens=budget) if memory else {},
+        by_utilization=sensitivities(layout, memory, max_model_len=longest, in_flight_tokens=in_flight)
+        if memory
+        else {},
     )
 
 

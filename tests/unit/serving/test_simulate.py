@@ -201,6 +201,19 @@ def test_pictures_wait_for_the_encoders_budget() -> None:
     assert [0, 1, 20, 0] in first and [1, 1, 576, 1] in result.schedule.tolist()
 
 
+def test_asynchronous_scheduling_decides_one_step_ahead() -> None:
+    """A request that arrives while a step runs waits for the step after the one already decided."""
+    load = [request(0, 0, 100, 50), request(1, 0.105, 20, 3)]
+    wait = {}
+    for asynchronous in (False, True):
+        result = simulate(load, engine(asynchronous=asynchronous), TEN_MS)
+        wait[asynchronous] = times_of(result, 1)[0] - 0.105
+        assert np.diff(times_of(result, 0)) == pytest.approx(0.01)
+        assert len(times_of(result, 0)) == 50
+    assert wait[False] == pytest.approx(0.015)
+    assert wait[True] == pytest.approx(0.025)
+
+
 def test_a_shared_prefix_is_computed_once() -> None:
     load = [request(n, 0.5 * n, 200, 3, prefix="system", prefix_tokens=100) for n in range(3)]
     result = simulate(load, engine(), TEN_MS)
