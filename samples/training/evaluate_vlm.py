@@ -41,7 +41,7 @@ def scene_cases(count: int) -> Iterator[Case]:
         rng = np.random.default_rng((_SCENE_SEED, index))
         for view in random_views(rng, [], frames=False):
             if made < count:
-                yield Case(f"scene {index}", view.picture, read_facts(description(view)))
+                yield Case(f"scene {index}", view.picture, read_facts(description(view.people)))
             made += 1
         if made >= count:
             return

@@ -1,13 +1,14 @@
-"""True sentences about a view: the description that is taught, and short answers to questions."""
+"""True sentences about the people in a view: the description that is taught, and short answers to questions."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from samples.training.views import ACTIONS, Person, View
+from samples.training.views import ACTIONS, Person
 
 DEFAULT_PROMPT = "Describe the people in this camera frame."
 PROMPTS = (
@@ -39,29 +40,15 @@ def article(word: str) -> str:
     return f"an {word}" if word[0] in "aeiou" else f"a {word}"
 
 
-def clothes(person: Person) -> str:
-    """What the person wears, as far as it is seen: `a red top and blue trousers`."""
+def clothes(person: Person) -> tuple[str, str]:
+    """Upper and lower clothes as far as they are seen: (` a red top`, ` and blue trousers`)."""
     look = person.seen.look
-    parts = []
-    if person.shows_top:
-        parts.append(f"{article(look.top)} top")
-    if person.shows_lower:
-        lower = f"{look.lower} {look.lower_kind}"
-        parts.append(article(lower) if look.lower_kind == "skirt" else lower)
-    return " and ".join(parts) or "clothes that are hidden"
-
-
-def details(person: Person) -> str:
-    """Clothes, action, bag and hat, as far as they are seen."""
-    look = person.seen.look
-    text = clothes(person)
-    if person.shows_lower:
-        text += f", {person.seen.action}"
-    if look.bag and person.shows_bag:
-        text += f", carrying {article(look.bag)} bag"
-    if look.hat and person.shows_hat:
-        text += f", wearing {article(look.hat)} hat"
-    return text
+    top = f" {article(look.top)} top" if person.shows_top else ""
+    lower = f"{look.lower} {look.lower_kind}"
+    lower = f" {article(lower)}" if look.lower_kind == "skirt" else f" {lower}"
+    if not person.shows_lower:
+        return top or " clothes that are hidden", ""
+    return top, f" and{lower}" if top else lower
 
 
 def side(person: Person) -> str:
@@ -71,28 +58,43 @@ def side(person: Person) -> str:
     return "on the right" if person.place > 0.64 else "in the middle"
 
 
-def description(view: View) -> str:
-    """How many people, and the nearest one: one or two short sentences."""
-    if not view.people:
-        return NOBODY
-    nearest = view.people[0]
-    if len(view.people) == 1:
-        return f"One person in {details(nearest)}."
-    count = _NUMBERS[len(view.people)] if len(view.people) < len(_NUMBERS) else "Many people"
-    return f"{count}. The nearest, {side(nearest)}, in {details(nearest)}."
+def phrases(people: Sequence[Person]) -> tuple[str, ...]:
+    """The description in its eight parts, empty where there is nothing to say.
+
+    Count; place of the nearest, where there are several; upper clothes; lower clothes; action; bag; hat; full stop.
+    """
+    if not people:
+        return ("Nobody is", " there", "", "", "", "", "", ".")
+    nearest, look = people[0], people[0].seen.look
+    count = _NUMBERS[len(people)] if len(people) < len(_NUMBERS) else "Many people"
+    top, lower = clothes(nearest)
+    return (
+        count,
+        f". The nearest, {side(nearest)}," if len(people) > 1 else "",
+        f" in{top}",
+        lower,
+        f", {nearest.seen.action}" if nearest.shows_lower else "",
+        f", carrying {article(look.bag)} bag" if look.bag and nearest.shows_bag else "",
+        f", wearing {article(look.hat)} hat" if look.hat and nearest.shows_hat else "",
+        ".",
+    )
 
 
-def answers(view: View) -> dict[str, str]:
-    """Every question that the view can answer, with the true answer."""
-    people = view.people
+def description(people: Sequence[Person]) -> str:
+    """How many people, and the nearest one (`people` come nearest first): one or two short sentences."""
+    return "".join(phrases(people))
+
+
+def answers(people: Sequence[Person]) -> dict[str, str]:
+    """Every question that a view of `people` can answer, with the true answer."""
     many = _COUNTS[len(people)] if len(people) < len(_COUNTS) else "Many."
-    known = dict.fromkeys(PROMPTS, description(view))
+    known = dict.fromkeys(PROMPTS, description(people))
     known |= {"How many people are there?": many, "How many people?": many}
     known["Is anybody there?"] = "Yes." if people else "No."
     if not people:
         return known
     first, look = people[0], people[0].seen.look
-    known["What is the person wearing?"] = f"{clothes(first).capitalize()}."
+    known["What is the person wearing?"] = f"{''.join(clothes(first)).strip().capitalize()}."
     if first.shows_top:
         known["What colour is the top?"] = known["What colour is the jacket?"] = f"{look.top.capitalize()}."
     if first.shows_lower:

@@ -1,10 +1,11 @@
 """Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
 
-    python -m samples.training.vlm see --steps 3000     the tower: what each patch shows
-    python -m samples.training.vlm tell --steps 4000    tower and connector, through the language model: whole answers
+    python -m samples.training.vlm words --steps 200    the codes that image tokens should have; no pictures
+    python -m samples.training.vlm see --steps 3000     the tower: what each patch shows, and the codes for it
+    python -m samples.training.vlm tell --steps 2000    tower and connector, through the language model: whole answers
 
-Uses the model server's environment (transformers). Each stage goes on where it stopped, and `tell` starts from what
-`see` has reached; --export writes the weights so far. The schedules count steps, so pauses do no harm.
+Uses the model server's environment (transformers). Each stage goes on where it stopped and starts from what the one
+before has reached; --export writes the weights so far. The schedules count steps, so pauses do no harm.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,13 @@ from torch import Tensor, nn
 
 from samples import vlm
 from samples.training import facts
-from samples.training.language import Language, thinned
+from samples.training.codebook import Codebook, imagined
+from samples.training.language import Language, Layout, thinned
 from samples.training.pictures import camera_like, is_held_out, random_scene, read_photographs, without_people
 from samples.training.tower import COUNTS, Tower, make_tower
 from samples.training.views import (
     CLASSES,
+    Person,
     View,
     crop_region,
     label_tiles,
@@ -41,17 +44,25 @@ SAVE_EVERY = 10
 TILES_A_STEP = 24
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
-HEAD_STEPS = 40  # of `see`: only the new heads learn, lest their first guesses spoil the tower
+STAGES = ("words", "see", "tell")
+_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "code": 1.0, "distance": 0.5}
+_AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
+_PLAIN_WEIGHT = 0.1  # of codes that are not words
+_SHARPNESS = 8.0  # of the choice between codes
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles (N, 256, 256, 3) with their patch labels (N, 256); `counts` (N) of people, -100 on parts of pictures."""
+    """Tiles (N, 256, 256, 3) with their patch labels (N, 256); `counts` (N) of people, -100 on parts of pictures.
+
+    `people` are those that a tile should tell of: of a part of a picture none if it shows nobody, else None.
+    """
 
     images: Tensor
     kinds: Tensor
     actions: Tensor
     counts: Tensor
+    people: tuple[Sequence[Person] | None, ...]
 
 
 def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
@@ -81,6 +92,7 @@ def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
         torch.from_numpy(kinds),
         torch.from_numpy(actions),
         torch.tensor([count if tile == 8 else -100 for tile in chosen]),
+        tuple(view.people if tile == 8 else None if kinds[place].any() else () for place, tile in enumerate(chosen)),
     )
 
 
@@ -91,19 +103,59 @@ def joined(parts: list[Tiles]) -> Tiles:
         torch.cat([part.kinds for part in parts]),
         torch.cat([part.actions for part in parts]),
         torch.cat([part.counts for part in parts]),
+        tuple(people for part in parts for people in part.people),
     )
 
 
 class Teacher:
-    """The losses of both stages."""
+    """The losses of the stages."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.language = Language(checkpoint)
+        self.codebook = Codebook(self.language)
         self.weights = torch.ones(CLASSES)
         self.weights[0] = _BACKGROUND_WEIGHT
 
-    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor) -> dict[str, Tensor]:
-        """Patch, action and count losses of the tower."""
+    def wording(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The loss of whole answers when every image token has its right code, give or take some noise."""
+        name, layout, tiles_used = self._layout(rng, frames=False)
+        size = max(1, BATCH // 2) if name == "answer_all" else BATCH
+        prompt = facts.random_prompt(rng)
+        rows: list[Tensor] = []
+        replies: list[str] = []
+        while len(rows) < size:
+            people = imagined(rng)
+            reply = facts.answers(people).get(prompt)
+            if reply is None:
+                continue
+            empty = self.codebook.sentence([])
+            local = [self.codebook.part if people and rng.random() < 0.6 else empty for _ in tiles_used[:-1]]
+            rows.append(torch.cat([*local, self.codebook.sentence(people)]))
+            replies.append(reply)
+        codes = self.codebook.noisy(torch.stack(rows), float(rng.uniform(0, 0.5)))
+        return {name: self.language.loss(codes[:, self._cells(layout, tiles_used)], layout, prompt, replies)}
+
+    def _layout(self, rng: np.random.Generator, *, frames: bool) -> tuple[str, Layout, list[int]]:
+        """(name of the loss, layout, tiles it needs): one tile, some tokens of some tiles, or all of them."""
+        kind = rng.random()
+        if kind < 0.3:
+            return "answer_one", self.language.layout(0, 0), [8]
+        whole = self.language.layout(*((2, 4) if frames else (4, 2)))
+        if kind > 0.85:
+            return "answer_all", whole, list(range(9))
+        chosen = [*sorted(rng.choice(8, 2, replace=False).tolist()), 8]
+        local = [tile * 64 + rng.permutation(64)[:16] for tile in chosen[:-1]]
+        cells = np.concatenate([*local, 8 * 64 + np.arange(64)])
+        return "answer_few", thinned(whole, frozenset(cells.tolist())), chosen
+
+    @staticmethod
+    def _cells(layout: Layout, tiles_used: list[int]) -> list[int]:
+        """Where the layout's embeddings lie among those of the tiles in use."""
+        first = {tile: place * 64 for place, tile in enumerate([0] if len(tiles_used) == 1 else tiles_used)}
+        return [first[cell // 64] + cell % 64 for cell in layout.cells]
+
+    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+        """Patch, action and count losses of the tower, and the codes' of the connector."""
         kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), tiles.kinds.flatten(), self.weights)
         losses = {"patch": kinds}
         if bool((tiles.actions >= 0).any()):
@@ -112,42 +164,38 @@ class Teacher:
         if bool((tiles.counts >= 0).any()):
             counts = tower.counts(features.mean(1))
             losses["count"] = nn.functional.cross_entropy(counts, tiles.counts, ignore_index=-100)
+        rows = torch.stack(
+            [self.codebook.part if people is None else self.codebook.sentence(people) for people in tiles.people]
+        )
+        distances = self.codebook.distances(outputs)
+        weight = torch.where(self.codebook.is_word(rows), 1.0, _PLAIN_WEIGHT).flatten()
+        wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
+        far = distances.gather(-1, rows[..., None]).flatten()
+        losses["code"] = (wrong * weight).sum() / weight.sum()
+        losses["distance"] = (far * weight).sum() / weight.sum()
         return losses
 
     def telling(
         self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]
-    ) -> tuple[dict[str, Tensor], Tiles, Tensor]:
+    ) -> tuple[dict[str, Tensor], Tiles, Tensor, Tensor]:
         """The loss of whole answers on a batch that shares prompt and layout, and what `seeing` needs of it."""
         frames = bool(rng.random() < 0.2)
-        kind, size = rng.random(), BATCH
-        if kind < 0.35:  # one tile
-            layout, tiles_used = self.language.layout(0, 0), [8]
-        else:
-            layout, tiles_used = self.language.layout(*((2, 4) if frames else (4, 2))), list(range(9))
-            if kind < 0.96:  # some tokens of some tiles, where they would be
-                tiles_used = [*sorted(rng.choice(8, 2, replace=False).tolist()), 8]
-                local = [tile * 64 + rng.permutation(64)[:16] for tile in tiles_used[:-1]]
-                cells = np.concatenate([*local, 8 * 64 + np.arange(64)])
-                layout = thinned(layout, frozenset(cells.tolist()))
-            else:
-                size = 2
+        name, layout, tiles_used = self._layout(rng, frames=frames)
+        size = max(1, BATCH // 2) if name == "answer_all" else BATCH
         prompt = facts.random_prompt(rng)
         views: list[View] = []
         replies: list[str] = []
         while len(views) < size:
             for view in random_views(rng, backgrounds, frames=frames):
-                reply = facts.answers(view).get(prompt)
+                reply = facts.answers(view.people).get(prompt)
                 if reply is not None and len(views) < size:
                     views.append(view)
                     replies.append(reply)
         tiles = joined([labelled_tiles(view, tiles_used) for view in views])
         features = tower.features(tiles.images)
         outputs = tower.connector(features)
-        # Where each embedding lies among those of the tiles in use.
-        first = {tile: place * 64 for place, tile in enumerate(tiles_used if len(layout.slots) > 64 else [0])}
-        chosen = [first[cell // 64] + cell % 64 for cell in layout.cells]
-        images = outputs.reshape(size, -1, outputs.shape[-1])[:, chosen]
-        return {"answer": self.language.loss(images, layout, prompt, replies)}, tiles, features
+        images = outputs.reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
+        return {name: self.language.loss(images, layout, prompt, replies)}, tiles, features, outputs
 
 
 class Trainer:
@@ -160,45 +208,53 @@ class Trainer:
         self.tower = make_tower(checkpoint)
         self.tower.load(options.start)
         self.state: Path = options.work / f"{options.stage}.pt"
-        heads = [p for name, p in self.tower.named_parameters() if not name.startswith("vision_model")]
         rate = options.rate
-        body = list(self.tower.vision_model.parameters())
-        groups = [
-            {"params": body, "base": 0.4 * rate},
-            {"params": heads, "base": rate},
-        ]
+        if options.stage == "words":
+            groups = [{"params": [self.teacher.codebook.codes], "base": rate}]
+        else:
+            heads = [p for name, p in self.tower.named_parameters() if not name.startswith("vision_model")]
+            body = list(self.tower.vision_model.parameters())
+            groups = [{"params": body, "base": 0.5 * rate}, {"params": heads, "base": rate}]
         self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
-        before = options.work / "see.pt"
+        before = [options.work / f"{stage}.pt" for stage in STAGES[: STAGES.index(options.stage)]]
+        for path in [*before, self.state]:
+            if path.exists():
+                saved = torch.load(path, map_location="cpu", weights_only=True)
+                self.tower.load_state_dict(saved["tower"])
+                self.teacher.codebook.load_state_dict(saved["codebook"])
         if self.state.exists():
-            saved = torch.load(self.state, map_location="cpu", weights_only=True)
-            self.tower.load_state_dict(saved["tower"])
             self.optimiser.load_state_dict(saved["optimiser"])
             self.step = int(saved["step"])
-        elif options.stage == "tell" and before.exists():
-            self.tower.load_state_dict(torch.load(before, map_location="cpu", weights_only=True)["tower"])
 
     def advance(self, backgrounds: list[Path]) -> dict[str, float]:
         """One step; returns its losses by name."""
         options = self.options
-        rng = np.random.default_rng((options.seed, self.step, int(options.stage == "tell")))
+        rng = np.random.default_rng((options.seed, self.step, STAGES.index(options.stage)))
+        torch.manual_seed(int(rng.integers(2**31)))
         share = min(1.0, self.step / options.steps)
         factor = min(1.0, (self.step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * factor
-        if options.stage == "see":
-            tiles = self._tiles(rng, backgrounds)
-            with torch.set_grad_enabled(self.step >= HEAD_STEPS):
-                features = self.tower.features(tiles.images)
-            losses = self.teacher.seeing(self.tower, tiles, features)
-            total = losses["patch"] + 0.5 * sum(losses.get(name, 0.0) for name in ("action", "count"))
+        losses: dict[str, Tensor]
+        if options.stage == "words":
+            losses = self.teacher.wording(rng)
+            total = torch.stack(list(losses.values())).sum()
         else:
-            losses, tiles, features = self.teacher.telling(rng, self.tower, backgrounds)
-            seen = self.teacher.seeing(self.tower, tiles, features)
-            total = losses["answer"] + 0.2 * sum(seen.values())
+            if options.stage == "see":
+                losses, tiles = {}, self._tiles(rng, backgrounds)
+                features = self.tower.features(tiles.images)
+                outputs = self.tower.connector(features)
+            else:
+                losses, tiles, features, outputs = self.teacher.telling(rng, self.tower, backgrounds)
+            seen = self.teacher.seeing(self.tower, tiles, features, outputs)
+            share = 1.0 if options.stage == "see" else _AIDING_SHARE
+            total = torch.stack(
+                [*losses.values(), *(share * _SHARES[name] * loss for name, loss in seen.items())]
+            ).sum()
             losses |= seen
         self.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(total)
-        nn.utils.clip_grad_norm_(self.tower.parameters(), 1.0)
+        nn.utils.clip_grad_norm_([p for group in self.optimiser.param_groups for p in group["params"]], 1.0)
         self.optimiser.step()
         self.step += 1
         return {name: float(value.detach()) for name, value in losses.items()}
@@ -219,7 +275,12 @@ class Trainer:
         """Write the state; a kill in between leaves the one before."""
         self.state.parent.mkdir(parents=True, exist_ok=True)
         working = self.state.with_suffix(".tmp")
-        state = {"tower": self.tower.state_dict(), "optimiser": self.optimiser.state_dict(), "step": self.step}
+        state = {
+            "tower": self.tower.state_dict(),
+            "codebook": self.teacher.codebook.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+        }
         torch.save(state, working)
         working.replace(self.state)
 
@@ -227,7 +288,7 @@ class Trainer:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stage", choices=["see", "tell"])
+    parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--steps", type=int, default=3000, help="length of the stage's whole schedule")
     parser.add_argument("--until", type=int, help="stop this slice after so many steps in all")
     parser.add_argument("--rate", type=float, default=6e-4)

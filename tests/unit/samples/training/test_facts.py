@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from samples.figures import Appearance, random_appearance
-from samples.scenes import Scene, Seen
+from samples.scenes import Seen
 from samples.training import facts
 from samples.training.facts import Facts
-from samples.training.views import Person, View
+from samples.training.views import Person
 
 
 def a_look(**changes: object) -> Appearance:
@@ -23,12 +23,6 @@ def a_person(
 ) -> Person:
     seen = Seen(look, action, (0, 0, 10, 20), 1.0, 0, 20.0)
     return Person(seen, place, 0.7, shows_top=True, shows_lower=lower, shows_bag=bag, shows_hat=True)
-
-
-def a_view(*people: Person) -> View:
-    empty = np.zeros((2, 2), np.uint8)
-    scene = Scene(np.zeros((2, 2, 3), np.uint8), empty, empty, ())
-    return View(scene.image, empty, empty, people, scene)
 
 
 CASES = [
@@ -71,7 +65,7 @@ CASES = [
 
 @pytest.mark.parametrize(("people", "text", "_truth"), CASES)
 def test_the_description_of_a_view(people: list[Person], text: str, _truth: Facts) -> None:
-    assert facts.description(a_view(*people)) == text
+    assert facts.description(people) == text
 
 
 @pytest.mark.parametrize(("_people", "text", "truth"), CASES)
@@ -85,25 +79,25 @@ def test_other_text_says_nothing(text: str) -> None:
 
 
 def test_many_people_are_not_counted_out() -> None:
-    text = facts.description(a_view(*[a_person(a_look())] * 9))
+    text = facts.description([a_person(a_look())] * 9)
     assert text.startswith("Many people.")
     assert facts.read_facts(text).count == 7
 
 
 def test_answers_say_only_what_is_seen() -> None:
-    nobody = facts.answers(a_view())
+    nobody = facts.answers([])
     assert nobody["How many people?"] == "Nobody."
     assert nobody["Is anybody there?"] == "No."
     assert "What colour is the jacket?" not in nobody
-    legless = facts.answers(a_view(a_person(a_look(), lower=False)))
+    legless = facts.answers([a_person(a_look(), lower=False)])
     assert legless["What colour is the jacket?"] == "Red."
     assert "What colour are the trousers?" not in legless
-    hidden = facts.answers(a_view(a_person(a_look(bag="green"), bag=False)))
+    hidden = facts.answers([a_person(a_look(bag="green"), bag=False)])
     assert "Is the person carrying a bag?" not in hidden
-    carrying = facts.answers(a_view(a_person(a_look(bag="orange"))))
+    carrying = facts.answers([a_person(a_look(bag="orange"))])
     assert carrying["Is the person carrying a bag?"] == "Yes, an orange bag."
 
 
 def test_every_question_of_the_lessons_can_be_answered() -> None:
-    known = facts.answers(a_view(a_person(a_look())))
+    known = facts.answers([a_person(a_look())])
     assert set(facts.PROMPTS) | set(facts.QUESTIONS) == set(known)
