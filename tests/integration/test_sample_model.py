@@ -55,6 +55,8 @@ def test_training_sees_what_the_product_sends() -> None:
     assert (found["prompt_tokens"], found["image_tokens"]) == (637, 576)
     assert found["pixel_difference"] == 0
     assert found["loss"] == pytest.approx(found["transformers_loss"], abs=1e-3)
+    assert found["spelled"] == found["said"]
+    assert len(set(found["said"])) > 40
     assert found["thinned_cells"] == list(range(70, 80))
     assert found["thinned_owners"] == [1]
     # Tile 1 follows tile 0 (2 marks, 64 cells) with 2 marks of its own, and ends its row with a new line.

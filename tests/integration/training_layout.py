@@ -12,7 +12,8 @@ from PIL import Image as Pil
 from transformers import Idefics3ForConditionalGeneration
 
 from samples import vlm
-from samples.training.facts import DEFAULT_PROMPT
+from samples.training.codebook import Codebook, imagined
+from samples.training.facts import DEFAULT_PROMPT, description
 from samples.training.language import Language, thinned
 from samples.training.tower import make_tower
 from samples.training.views import tiles_of
@@ -38,6 +39,13 @@ def main() -> None:
     whole = torch.cat([sent["input_ids"], answer], 1)
     labels = whole.clone()
     labels[:, : len(ids)] = -100
+    codebook, rng = Codebook(language), np.random.default_rng(2)
+    token_of = {row: token for token, row in codebook.rows.items()}
+    crowds = [imagined(rng) for _ in range(60)]
+    spelled = [
+        language.tokenizer.decode([token_of[row] for row in codebook.sentence(people).tolist() if row in token_of])
+        for people in crowds
+    ]
     few = thinned(layout, frozenset(range(70, 80)))
     with torch.no_grad():
         images = tower.connector(tower.features(tiles)).reshape(1, -1, 576)
@@ -58,6 +66,8 @@ def main() -> None:
                 "pixel_difference": float((sent["pixel_values"][0] - pixels).abs().max()),
                 "loss": float(mine),
                 "transformers_loss": float(theirs),
+                "spelled": [text.strip() for text in spelled],
+                "said": [description(people) for people in crowds],
                 "thinned_cells": list(few.cells),
                 "thinned_positions": list(few.positions),
                 "thinned_owners": sorted(set(few.owners)),
