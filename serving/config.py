@@ -116,6 +116,7 @@ class ServerConfig(StrictModel):
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     enforce_eager: bool = False
     dtype: str = "auto"
+    cpu_threads: PositiveInt | None = None  # of the model on a CPU; default: serving.command.default_cpu_threads
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     kv_cache_memory_bytes: PositiveInt | None = None
     max_images_per_request: PositiveInt = 2

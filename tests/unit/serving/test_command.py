@@ -11,6 +11,7 @@ from serving.command import (
     build_command,
     build_environment,
     cpu_dtype,
+    default_cpu_threads,
     model_argument,
     preload_libraries,
     server_python,
@@ -77,7 +78,7 @@ def test_what_is_not_set_is_left_to_vllm() -> None:
         "--enforce-eager",
         "--enable-logging-iteration-details",
     ):
-        assert flag not in command
+        assert flag not in command, flag
     assert value_of(command, "--dtype") == "auto"
 
 
@@ -130,6 +131,39 @@ def test_libiomp_of_the_server_environment_is_preloaded(tmp_path: Path) -> None:
     assert str(library) in env["LD_PRELOAD"].split(":")
     gpu = build_environment(ServerConfig(device=Device.GPU), python=python, environ={})
     assert "LD_PRELOAD" not in gpu
+
+
+@pytest.mark.parametrize(
+    ("setting", "joined"),
+    [
+        pytest.param({}, True, id="CPU"),
+        pytest.param({"device": "gpu"}, False, id="GPU"),
+        pytest.param({"extra_args": ["--tensor-parallel-size", "2"]}, False, id="two workers"),
+        pytest.param({"extra_args": ["--distributed_executor_backend=mp"]}, False, id="as the user wants"),
+    ],
+)
+def test_engine_and_worker_in_one_process(setting: dict[str, object], joined: bool) -> None:
+    config = ServerConfig.model_validate(setting | {"cpu_threads": 3})
+    command = build_command(config, python=PYTHON, model="m")
+    env = build_environment(config, python=PYTHON, environ={})
+    assert ("uni" in command) is joined
+    assert env.get("VLLM_ENABLE_V1_MULTIPROCESSING") == ("0" if joined else None)
+    assert env.get("OMP_NUM_THREADS") == ("3" if joined else None)
+
+
+def test_the_users_openmp_settings_win() -> None:
+    env = build_environment(ServerConfig(), python=PYTHON, environ={"OMP_NUM_THREADS": "7"})
+    assert env["OMP_NUM_THREADS"] == "7"
+    env = build_environment(ServerConfig(env={"OMP_NUM_THREADS": "5"}), python=PYTHON, environ={"OMP_NUM_THREADS": "7"})
+    assert env["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads"), [pytest.param(1, 1, id="one"), pytest.param(2, 2, id="two"), pytest.param(8, 7, id="eight")]
+)
+def test_default_cpu_threads(monkeypatch: pytest.MonkeyPatch, cores: int, threads: int) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    assert default_cpu_threads() == threads
 
 
 @pytest.mark.parametrize(
