@@ -36,7 +36,8 @@ __all__ = ["CameraReader", "Frame", "ReaderStatus", "check_source", "list_webcam
 
 _START_TIMEOUT_S = 60.0  # a Python process on a machine that is busy
 _GRACE_S = 1.0  # the reader's own time-outs come first; then it is killed
-_STOP_S = 1.0
+_END_S = 0.2
+_STOP_S = 5.0
 _FILE_TRIES = 3  # restarts of a file's reader without a new frame in between
 _AGES = 512
 _RATE_WINDOW_S = 5.0
@@ -191,13 +192,14 @@ class CameraReader:
             )
 
     def close(self) -> None:
-        """Stop reading; the process is gone when this returns (at most about two seconds)."""
+        """Stop reading; the process is gone when this returns (at most after a few seconds)."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
-        self._end_process()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2 * _STOP_S + 1)
+        process = self._process
+        if process is not None:
+            process.kill()  # the supervising thread sees its end and cleans up
+        self._thread.join(timeout=_STOP_S)
         with self._changed:
             if not self._status.finished:
                 self._status = replace(self._status, state="ended", finished=True, detail="closed")
@@ -254,6 +256,8 @@ class CameraReader:
                 self._read(settings)
             except _ReaderError as error:
                 detail, fatal = mask_source(str(error)), error.fatal
+            except OSError as error:  # no process to be had: memory, process or descriptor limits
+                detail, fatal = f"the reader process cannot be started: {error.strerror}", False
             else:
                 self._finish("ended", "", failed=False)
                 return
@@ -339,14 +343,14 @@ class CameraReader:
             env=child_environment(),
         )
         self._process = process
-        if self._stop.is_set():
+        if self._stop.is_set():  # `close` may have looked for the process before it was there
             return
         stdin, stdout = process.stdin, process.stdout
         if stdin is None or stdout is None:  # asked for above; for the type checker
             return
         try:
             stdin.write(settings.to_json().encode() + b"\n")
-        except (BrokenPipeError, ValueError):  # it died, or `close` was quicker
+        except BrokenPipeError:
             raise _ReaderError("the reader process did not start") from None
         patience, waiting_for = _START_TIMEOUT_S, "the reader process did not start"
         buffer = b""
@@ -407,14 +411,15 @@ class CameraReader:
                 self._status = replace(self._status, damaged=self._status.damaged + 1, detail=detail)
 
     def _end_process(self) -> None:
-        """Ask the process to end by closing its stdin, then kill it."""
+        """Ask the process to end by closing its stdin, then kill it. For the supervising thread only."""
         process = self._process
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()
+            with self._changed:  # not while `wait_frame` writes to it
+                process.stdin.close()
         try:
-            process.wait(timeout=_STOP_S if self._stop.is_set() else 0.2)
+            process.wait(timeout=0 if self._stop.is_set() else _END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
