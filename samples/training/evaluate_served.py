@@ -94,24 +94,24 @@ class Served:
         """(time to first token in s, tokens a second after it, prompt tokens) for one picture of its own."""
         messages: Any = [{"role": "user", "content": [{"type": "text", "text": DEFAULT_PROMPT}, png_part(picture)]}]
         extra: dict[str, Any] = {"ignore_eos": True}
+        usage: Any = {"include_usage": True, "continuous_usage_stats": True}  # the latter is vLLM's own
         if not splitting:
             extra["mm_processor_kwargs"] = {"do_image_splitting": False}
-        began_s, times_s, prompt_tokens = time.perf_counter(), [], 0
+        began_s, times_s, prompt_tokens, tokens = time.perf_counter(), [], 0, 0
         stream = self.client.chat.completions.create(
             model=self.model,
             messages=messages,
             temperature=0.0,
             max_tokens=32,
             stream=True,
-            stream_options={"include_usage": True},
+            stream_options=usage,
             extra_body=extra,
         )
         for chunk in stream:
-            if chunk.choices and chunk.choices[0].delta.content:
+            if chunk.usage and chunk.usage.completion_tokens > tokens:
                 times_s.append(time.perf_counter())
-            if chunk.usage:
-                prompt_tokens = chunk.usage.prompt_tokens
-        return times_s[0] - began_s, (len(times_s) - 1) / (times_s[-1] - times_s[0]), prompt_tokens
+                prompt_tokens, tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+        return times_s[0] - began_s, (tokens - 1) / (times_s[-1] - times_s[0]), prompt_tokens
 
 
 def run(options: argparse.Namespace) -> int:
