@@ -258,6 +258,10 @@ class CameraReader:
                 detail, fatal = mask_source(str(error)), error.fatal
             except OSError as error:  # no process to be had: memory, process or descriptor limits
                 detail, fatal = f"the reader process cannot be started: {error.strerror}", False
+            except ValueError:
+                if not self._stop.is_set():  # else `close` took the pipes away while they were in use
+                    raise
+                return
             else:
                 self._finish("ended", "", failed=False)
                 return
