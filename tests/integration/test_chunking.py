@@ -117,6 +117,7 @@ async def test_one_description_takes_several_steps_and_shares_one(
 async def test_a_chat_does_not_wait_for_the_pictures_before_it(model_server: ServedModel, client: ModelClient) -> None:
     """With a threshold below the budget a chat that comes second has its first token first."""
     in_flight = model_server.config.trigger.max_in_flight
+    offset = model_server.log_path.stat().st_size
     first_picture = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -126,7 +127,7 @@ async def test_a_chat_does_not_wait_for_the_pictures_before_it(model_server: Ser
     described = [
         client.start(description(model_server, seed=10 + number), on_token=picture_token) for number in range(in_flight)
     ]
-    await asyncio.sleep(0.5)
+    await steps_after(model_server.log_path, offset, enough=1)
     assert not first_picture.is_set(), "the pictures must still be in prefill when the chat comes"
     chatted = await client.start(chat("What is the capital of France?", max_tokens=4)).result()
     records = [await request.result() for request in described]

@@ -205,6 +205,22 @@ def test_every_deployment_is_valid(path: Path) -> None:
     load_config(path, environ={})
 
 
+def keys_of(tree: dict[str, Any], prefix: str = "") -> set[str]:
+    found: set[str] = set()
+    for key, value in tree.items():
+        found.add(prefix + key)
+        if isinstance(value, dict) and key not in ("env", "extra_body"):
+            found |= keys_of(value, f"{prefix}{key}.")
+    return found
+
+
+def test_the_default_lists_every_key() -> None:
+    """The other files refer to it for what they leave out."""
+    path = CONFIGS / "sample.yaml"
+    complete = load_config(path, environ={}).model_dump(mode="json")
+    assert keys_of(complete) == keys_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
 def test_the_default_really_chunks() -> None:
     config = load_config(CONFIGS / "sample.yaml", environ={})
     engine = config.serving.server
