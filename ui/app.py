@@ -24,6 +24,7 @@ _FRAME = """
 .stAppHeader { inset: 0 0.5rem auto auto; width: 220px; height: 56px; min-height: 0; background: transparent; }
 .stAppHeader, .stAppToolbar { pointer-events: none; padding: 0; }
 .stAppHeader .stMainMenu { pointer-events: auto; }
+.stStatusWidget { display: none; }
 [data-stale="true"] { opacity: 1 !important; }
 .stElementContainer:has(style) { display: none; }
 </style>

@@ -138,7 +138,7 @@ def test_a_reload_keeps_the_chat_and_the_answer_goes_on(page: Page) -> None:
 def test_stop_ends_an_answer_and_keeps_what_it_said(page: Page) -> None:
     answer = ask(page, LONG)
     wait_growing(answer)
-    page.get_by_role("button", name="Stop").click()
+    answer.get_by_role("button", name="Stop").click()
     expect(answer).to_have_attribute("data-state", "cancelled", timeout=15_000)
     expect(answer.locator(".meta")).to_contain_text("stopped")
     said = words(answer)
