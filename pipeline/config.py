@@ -120,6 +120,7 @@ class DescribeConfig(StrictModel):
     system_prompt: Annotated[str, Field(max_length=8192)] = ""
     prompt: Annotated[str, Field(min_length=1, max_length=8192)] = "Describe the people in this camera frame."
     json_schema: dict[str, Any] | None = None
+    picture_first: bool = False  # the order in the user turn: some models were trained with the picture before the text
     view: Literal["crop", "frame", "both"] = "crop"
     crop_margin: Annotated[float, Field(ge=0, le=4)] = 0.25  # of the box's height, on every side
     picture_width_px: PositiveInt = 512

@@ -127,9 +127,12 @@ def description_messages(config: DescribeConfig, jpegs: tuple[bytes, ...]) -> li
     """System prompt, then one user turn: the constant prompt first, the pictures after it.
 
     All that is the same in every request comes before all that differs, so that the server's prefix cache holds it.
+    With `picture_first`, for models that were trained so, only the system prompt is found there.
     """
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
-    content = [text_part(config.prompt), *(picture_part(jpeg) for jpeg in jpegs)]
+    shown = [picture_part(jpeg) for jpeg in jpegs]
+    asked = text_part(config.prompt)
+    content = [*shown, asked] if config.picture_first else [asked, *shown]
     return [*system, {"role": "user", "content": content}]
 
 

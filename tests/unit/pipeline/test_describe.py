@@ -110,3 +110,10 @@ def test_what_is_constant_comes_first() -> None:
     assert [part["type"] for part in one[1]["content"]] == ["text", "image_url", "image_url"]
     assert one[1]["content"][1]["image_url"]["url"].startswith("data:image/jpeg;base64,")
     assert [message["role"] for message in description_messages(DescribeConfig(), (b"a",))] == ["user"]
+
+
+def test_a_model_that_was_trained_so_gets_the_picture_first() -> None:
+    config = DescribeConfig(picture_first=True, system_prompt="Be brief.")
+    system, turn = description_messages(config, (b"a", b"b"))
+    assert system["role"] == "system"
+    assert [part["type"] for part in turn["content"]] == ["image_url", "image_url", "text"]
