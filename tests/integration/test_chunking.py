@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.describe import description_messages, pictures
 from serving.client import ModelClient, ModelRequest
+from serving.enginemetrics import EngineMetrics
 from serving.records import Outcome, RequestRecord, TokenEvent, now_s
 from serving.steplog import StepRecord, parse_steps
 from tests.integration.served import ServedModel
@@ -72,6 +73,16 @@ async def steps_after(log_path: Path, offset: int, enough: int) -> list[StepReco
     pytest.fail(f"the log holds {sum(step.prefill_tokens for step in steps)} of {enough} prefill tokens")
 
 
+async def until_idle(endpoint: str) -> None:
+    """Until the engine runs nothing, and has written what it did."""
+    deadline = time.monotonic() + 30
+    metrics = EngineMetrics()
+    while (await metrics.read(endpoint)).running:
+        assert time.monotonic() < deadline, "the engine does not come to rest"
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(0.5)
+
+
 def computed(record: RequestRecord) -> int:
     """Prompt tokens that the engine had to compute."""
     assert record.outcome is Outcome.DONE, record.error
@@ -88,6 +99,7 @@ async def test_one_description_takes_several_steps_and_shares_one(
 ) -> None:
     """A chat streams while a person is described: the picture's prefill is cut up, and the chat decodes beside it."""
     server = model_server.config.serving.server
+    await until_idle(model_server.endpoint)  # or the last steps of an earlier chat would be in what is read
     offset = model_server.log_path.stat().st_size
     streaming = asyncio.Event()
     loop = asyncio.get_running_loop()
