@@ -23,7 +23,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from pipeline.childprocess import child_environment, ending
+from pipeline.childprocess import ending, start_child
 from pipeline.config import DetectConfig
 from pipeline.detector import Detector, DetectorError
 from pipeline.frame import Detection, Image
@@ -170,15 +170,7 @@ class DetectorProcess:
         self._starts += 1
         self._status = DetectorStatus("starting", "loading the detector", restarts=restarts)
         self._buffer = b""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.detect_process", str(self._frames.fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=(self._frames.fd,),
-            env=child_environment(),
-        )
+        process = start_child("pipeline.detect_process", self._frames.fd)
         self._process = process
         answer = self._ask(process, self.config.model_dump(mode="json"), _START_TIMEOUT_S)
         if "error" in answer:

@@ -15,7 +15,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.addresses import kind_of, mask_source
-from pipeline.childprocess import child_environment, ending
+from pipeline.childprocess import ending, start_child
 from pipeline.config import CameraConfig, SourceConfig
 from pipeline.frame import Frame
 from pipeline.reader_process import ReaderSettings
@@ -337,15 +336,7 @@ class CameraReader:
             while self._pending and not self._stop.is_set():  # a new reader would write over frames not yet taken
                 self._changed.wait(1.0)
         self._set("connecting", "")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.reader_process", str(self._frames.fd)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=(self._frames.fd,),
-            env=child_environment(),
-        )
+        process = start_child("pipeline.reader_process", self._frames.fd)
         self._process = process
         if self._stop.is_set():  # `close` may have looked for the process before it was there
             return
