@@ -1,0 +1,1 @@
+"""Open-loop mixed image-and-chat load on one server."""
