@@ -215,22 +215,35 @@ class ClassConfig(StrictModel):
     extra_body: dict[str, Any] = {}  # passed to the server as it is
 
 
+DEFAULT_CLASSES = {
+    "camera": ClassConfig(ttft_p95_ms=10_000, itl_p99_ms=1_000, max_tokens=48),
+    "chat": ClassConfig(ttft_p95_ms=2_000, itl_p99_ms=500, max_tokens=256, temperature=0.7),
+    "document": ClassConfig(ttft_p95_ms=20_000, itl_p99_ms=500, max_tokens=256),
+}
+
+
 class ServingConfig(StrictModel):
     """Everything `serving` needs: the server, the client's patience, and the classes by name."""
 
     server: ServerConfig = ServerConfig()
     timeouts: Timeouts = Timeouts()
-    classes: dict[str, ClassConfig] = {
-        "camera": ClassConfig(ttft_p95_ms=10_000, itl_p99_ms=1_000, max_tokens=48),
-        "chat": ClassConfig(ttft_p95_ms=2_000, itl_p99_ms=500, max_tokens=256, temperature=0.7),
-        "document": ClassConfig(ttft_p95_ms=20_000, itl_p99_ms=500, max_tokens=256),
-    }
+    classes: dict[str, ClassConfig] = DEFAULT_CLASSES
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _over_the_defaults(cls, value: object) -> object:
+        """A class, or a key of one, that is not given keeps its default."""
+        if not isinstance(value, dict):
+            return value
+        merged: dict[object, object] = {**DEFAULT_CLASSES, **value}
+        for name, default in DEFAULT_CLASSES.items():
+            given = merged[name]
+            if isinstance(given, dict):
+                merged[name] = default.model_dump() | given
+        return merged
 
     @model_validator(mode="after")
-    def _has_both_classes(self) -> Self:
-        missing = {"camera", "chat", "document"} - set(self.classes)
-        if missing:
-            raise ValueError(f"classes lacks {', '.join(sorted(missing))}, allowed: camera, chat, document and more")
+    def _classes_are_possible(self) -> Self:
         for name, settings in self.classes.items():
             if settings.priority != 0 and self.server.base_url is None and self.server.scheduling_policy == "fcfs":
                 raise ValueError(

@@ -68,10 +68,10 @@ def camera(**values: Any) -> dict[str, Any]:
         pytest.param(server(api_key="s3cret"), ["serving.server.api_key = ***", "environment"], id="a secret as a key"),
         pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"ttft_p95_ms": 0}}}},
                      ["serving.classes.chat.ttft_p95_ms = 0", "greater than 0"], id="an SLO of 0"),
-        pytest.param({"serving": {"classes": {"camera": CLASSES["camera"]}}}, ["classes lacks chat, document"],
-                     id="a class missing"),
-        pytest.param({"serving": {"classes": CLASSES | {"chat": {"max_tokens": 5}}}},
-                     ["serving.classes.chat.ttft_p95_ms", "is missing"], id="a class without objectives"),
+        pytest.param({"serving": {"classes": {"batch": {"max_tokens": 5}}}},
+                     ["serving.classes.batch.ttft_p95_ms", "is missing"], id="a new class without objectives"),
+        pytest.param({"serving": {"classes": {"chat": None}}}, ["serving.classes.chat"], id="no class"),
+        pytest.param({"serving": {"classes": ["chat"]}}, ["serving.classes", "dictionary"], id="a list of classes"),
         pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"max_tokens": 4096}}}},
                      ["classes.chat.max_tokens is 4096", "below server.max_model_len (4096)"],
                      id="answers longer than the model"),
@@ -163,6 +163,15 @@ def test_overrides_reach_lists(tmp_path: Path) -> None:
     assert [(item.name, item.source) for item in config.cameras] == [("door", "1"), ("b", "sample")]
     config = load_config(None, environ={"FRAMECHAT__CAMERAS": '[{"name": "a", "source": 2}]'})
     assert config.cameras[0].source == "2"
+
+
+def test_one_key_of_a_class_leaves_the_others_at_their_defaults(tmp_path: Path) -> None:
+    defaults = load_config(None, environ={}).serving.classes
+    override = "serving.classes.camera.extra_body={top_k: 1}"
+    classes = load(tmp_path, {"serving": {"classes": {"chat": {"max_tokens": 9}}}}, overrides=[override]).serving.classes
+    assert classes["camera"] == defaults["camera"].model_copy(update={"extra_body": {"top_k": 1}})
+    assert classes["chat"] == defaults["chat"].model_copy(update={"max_tokens": 9})
+    assert classes["document"] == defaults["document"]
 
 
 @pytest.mark.parametrize(
