@@ -100,7 +100,8 @@ class StepRow:
         decode_tokens ... encoder_items: See :data:`serving.steptime.FEATURE_NAMES`.
         running, waiting: Requests after scheduling. preempted: Requests thrown out in this step.
         request_ids, request_tokens, request_prefill: Our ids of the requests in the step, their tokens, and whether
-            those were prompt tokens. encoder_request_ids, encoder_request_tokens: Pictures encoded for whom.
+            those were prompt tokens. request_outputs: Tokens that the step gave each of them.
+        encoder_request_ids, encoder_request_tokens: Pictures encoded for whom.
     """
 
     block: int
@@ -124,6 +125,7 @@ class StepRow:
     request_ids: tuple[str, ...] = ()
     request_tokens: tuple[int, ...] = ()
     request_prefill: tuple[bool, ...] = ()
+    request_outputs: tuple[int, ...] = ()
     encoder_request_ids: tuple[str, ...] = ()
     encoder_request_tokens: tuple[int, ...] = ()
 
