@@ -34,7 +34,7 @@ run:
 	@$(APP)/framechat up --config '$(CONFIG)' $(if $(SOURCE),--source '$(SOURCE)') $(ARGS)
 
 test:
-	@$(SETUP) --config configs/sample.yaml
+	@$(SETUP) --config configs/sample.yaml --to-test
 	$(APP)/python -m pytest tests/unit tests/integration tests/browser $(ARGS)
 
 check:

@@ -176,7 +176,10 @@ def _wanted(options: argparse.Namespace) -> list[Environment]:
         return [app]
     refusal = server_refusal(platform.system(), platform.machine())
     if refusal is None:
-        return [app, Environment("server", ROOT / ".venv-vllm", needs.device)]
+        server = Environment("server", ROOT / ".venv-vllm", needs.device)
+        if options.to_test:  # what is there is tested; tests/integration/served.py asks for the same device
+            server.device = read_stamp(server.folder).get("device", server.device)
+        return [app, server]
     if options.to_run:
         raise SetupError(f"{refusal}; {SERVER_URL_ADVICE}")
     print(f"setup: {refusal}: installing the app alone; {SERVER_URL_ADVICE}")
@@ -203,6 +206,7 @@ def main() -> int:
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "sample.yaml", help="deployment file")
     parser.add_argument("--app-only", action="store_true", help="no model server, whatever the deployment says")
     parser.add_argument("--to-run", action="store_true", help="the deployment is started next: it must be possible")
+    parser.add_argument("--to-test", action="store_true", help="keep the model server's build that is there")
     options = parser.parse_args()
     progress = Progress()
     try:

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.integration.served import device_setting
+
 ROOT = Path(__file__).parents[2]
 START_S = 420  # the model server's start on a small machine, and building the sample model where it was never built
 STOP_S = 60
@@ -41,6 +43,7 @@ def running_product(folder: Path) -> Iterator[Product]:
         "run_folder": folder / "runs",
     }
     command = [sys.executable, "-m", "ui.cli", "up", "--config", str(ROOT / "configs" / "sample.yaml")]
+    command += ["--set", device_setting()]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
     output = folder / "output.txt"

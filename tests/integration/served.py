@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from pipeline.config import Config, load_config
 from serving.server import ModelServer
 from serving.status import ServerStatus
 
-SAMPLE_CONFIG = Path(__file__).parents[2] / "configs" / "sample.yaml"
+_ROOT = Path(__file__).parents[2]
+SAMPLE_CONFIG = _ROOT / "configs" / "sample.yaml"
 START_S = 500
 
 
@@ -34,9 +36,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def device_setting(environment: Path = _ROOT / ".venv-vllm") -> str:
+    """The override that asks for the device of the vLLM build that is there; set-up notes it beside the build."""
+    stamp = environment / "framechat.json"
+    device = json.loads(stamp.read_text(encoding="utf-8"))["device"] if stamp.is_file() else "cpu"
+    return f"serving.server.device={device}"
+
+
 def deployment(folder: Path, *overrides: str) -> Config:
     """configs/sample.yaml on a free port, with the engine's step log on."""
     settings = [f"serving.server.port={free_port()}", "serving.server.log_steps=true", f"run_folder={folder}"]
+    settings.append(device_setting())
     return load_config(SAMPLE_CONFIG, overrides=[*settings, *overrides])
 
 

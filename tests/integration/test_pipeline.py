@@ -21,7 +21,7 @@ from pipeline.frame import Box
 from pipeline.watch import run_watch
 from samples import backdrops, video, walkers
 from serving.server import ModelServer
-from tests.integration.served import free_port
+from tests.integration.served import device_setting, free_port
 from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
@@ -217,6 +217,7 @@ def kept_server(config: Config, log: Path) -> Iterator[ModelServer]:
 def test_a_server_killed_in_mid_stream_gives_typed_errors_and_recovers(tmp_path: Path) -> None:
     overrides = [
         f"serving.server.port={free_port()}",
+        device_setting(),
         f"store.folder={tmp_path}",
         "cameras=[]",
         LONG_ANSWERS,

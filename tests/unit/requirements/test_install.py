@@ -21,7 +21,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> subject.argparse
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("FRAMECHAT_ARGUMENTS", raising=False)
-    return subject.argparse.Namespace(config=tmp_path / "c.yaml", app_only=False, to_run=False)
+    return subject.argparse.Namespace(config=tmp_path / "c.yaml", app_only=False, to_run=False, to_test=False)
 
 
 def named(environments: list[Environment]) -> list[tuple[str, str]]:
@@ -47,6 +47,22 @@ def test_an_app_environment_with_cuda_serves_the_cpu_too(
 ) -> None:
     monkeypatch.setattr(subject, "read_stamp", lambda _folder: {"device": "gpu"})
     assert named(subject._wanted(options)) == [("app", "gpu"), ("server", "cpu")]
+
+
+@pytest.mark.parametrize(
+    ("stamp", "device"),
+    [
+        pytest.param({"device": "gpu"}, "gpu", id="the CUDA build stays"),
+        pytest.param({"device": "cpu"}, "cpu", id="the CPU build stays"),
+        pytest.param({}, "cpu", id="none there: what the configuration says"),
+    ],
+)
+def test_tests_use_the_server_environment_that_is_there(
+    options: subject.argparse.Namespace, monkeypatch: pytest.MonkeyPatch, stamp: dict[str, str], device: str
+) -> None:
+    monkeypatch.setattr(subject, "read_stamp", lambda folder: stamp if folder.name == ".venv-vllm" else {})
+    options.to_test = True
+    assert named(subject._wanted(options)) == [("app", "cpu"), ("server", device)]
 
 
 def test_no_server_environment_for_somebody_elses_server(
