@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samples.vlm import server_python
+from samples.vlm import ensure_checkpoint, server_python
 from tests.integration.served import ServedModel
 
 pytestmark = pytest.mark.integration
@@ -47,6 +47,13 @@ def test_a_picture_costs_its_tiles(comparison: str, tiles: str, least: int) -> N
     found = re.search(rf"\| {tiles} \| (\d+) prompt tokens \|", comparison)
     assert found, comparison
     assert least < int(found.group(1)) < least + 120
+
+
+def test_the_checkpoint_names_no_place_of_the_machine_that_built_it() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in ensure_checkpoint().glob("*.json")}
+    assert "config.json" in texts
+    places = [str(_PROJECT), "site-packages", str(Path.home())]
+    assert [(name, place) for name, text in texts.items() for place in places if place in text] == []
 
 
 def test_training_sees_what_the_product_sends() -> None:
