@@ -218,15 +218,18 @@ def chat(client: ServiceClient, service: dict[str, Any]) -> None:
 
 
 def _session(client: ServiceClient) -> tuple[ChatSession | None, str]:
-    """The conversation that the page's address names, or a fresh one; or None and why."""
+    """The conversation that the page's address names, or the tab's own, or a fresh one; or None and why."""
     try:
-        known = st.query_params.get(SESSION_KEY)
+        # Streamlit drops the address's parameters when the tab visits another page.
+        known = st.query_params.get(SESSION_KEY) or st.session_state.get(SESSION_KEY)
         session = client.session(known) if known else None
         if session is None:
             session = client.new_session()
-            st.query_params[SESSION_KEY] = session.session_id
             if known:
                 st.toast("The service no longer has that conversation; this is a new one.", icon=":material/info:")
+        st.session_state[SESSION_KEY] = session.session_id
+        if st.query_params.get(SESSION_KEY) != session.session_id:
+            st.query_params[SESSION_KEY] = session.session_id
     except ServiceError as error:
         return None, str(error)
     return session, ""

@@ -215,3 +215,11 @@ def test_the_page_stands_when_the_service_is_away(monkeypatch: pytest.MonkeyPatc
     assert not app.exception
     assert app.chat_input[0].disabled
     assert any("cannot be reached" in error.value for error in app.error)
+
+
+def test_a_conversation_is_kept_while_the_tab_visits_another_page(service: Service) -> None:
+    app = page().run()
+    del app.query_params["chat"]  # as a visit to another page leaves the address
+    app.run()
+    assert app.query_params["chat"] == "s1"
+    assert set(service.sessions) == {"s1"}
