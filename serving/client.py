@@ -239,6 +239,37 @@ class ModelClient:
             asked = asyncio.run_coroutine_threadsafe(self._model_name(), self._running_loop())
         return await asyncio.wrap_future(asked)
 
+    def measure_lag(self, interval_s: float, on_lag: Callable[[float], None]) -> Callable[[], None]:
+        """Measure how late this client is itself: by so much its readings of the clock may be late.
+
+        Args:
+            interval_s: Between two timers.
+            on_lag: Called in the client's thread with each timer's lateness, seconds.
+
+        Returns:
+            A function that ends it.
+
+        Raises:
+            RuntimeError: The client is closed.
+        """
+        stopped = threading.Event()
+
+        async def sample() -> None:
+            clock = asyncio.get_running_loop().time
+            while not stopped.is_set():
+                due = clock() + interval_s
+                await asyncio.sleep(interval_s)
+                on_lag(clock() - due)
+
+        with self._lock:
+            sampling = asyncio.run_coroutine_threadsafe(sample(), self._running_loop())
+
+        def stop() -> None:
+            stopped.set()
+            sampling.cancel()
+
+        return stop
+
     async def close(self) -> None:
         """Cancel what is running, close every connection and end the thread. May be called again."""
         with self._lock:

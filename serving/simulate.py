@@ -280,7 +280,7 @@ def _as_engine_sees(request: PlannedRequest, rule: ImageTokens, front_end: Front
     pictures = request.pictures
     count = pictures.count if pictures else 0
     if pictures is not None:
-        tokens = rule.count(pictures.width_px, pictures.height_px)
+        tokens = pictures.tokens_each(rule)
         for index in range(count):
             images.append(SimImage(offset=offset, tokens=tokens, content=(request.number, index)))
             offset += tokens

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from serving.config import PositiveInt, StrictModel
+from serving.config import ImageTokens, PositiveInt, StrictModel
 
 NonNegativeInt = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -63,11 +63,20 @@ class Lengths(StrictModel):
 
 
 class Pictures(StrictModel):
-    """The pictures of each request of a class, all of one size."""
+    """The pictures of each request of a class, all of one size.
+
+    `rule` says how many tokens one becomes where that is not the server's usual rule: a class whose `extra_body` has
+    pictures cut into tiles, say.
+    """
 
     count: PositiveInt = 1
     width_px: PositiveInt = 512
     height_px: PositiveInt = 1024
+    rule: ImageTokens | None = None
+
+    def tokens_each(self, rule: ImageTokens) -> int:
+        """Image tokens of one picture, by its own rule or else by `rule`."""
+        return (self.rule or rule).count(self.width_px, self.height_px)
 
 
 class ClassLoad(StrictModel):
@@ -80,6 +89,7 @@ class ClassLoad(StrictModel):
         turns: A conversation's length. Each turn's prompt is all that was said before, and its new text.
         conversations: How many conversations go on side by side, taking turns.
         priority: Lower is served first, where the engine schedules by priority.
+        extra_body: Sent with each request instead of the class's own `extra_body`; None: that one.
     """
 
     arrivals: Arrivals = Arrivals()
@@ -92,6 +102,7 @@ class ClassLoad(StrictModel):
     turns: PositiveInt = 1
     conversations: PositiveInt = 1
     priority: int = 0
+    extra_body: dict[str, Any] | None = None
 
 
 class Workload(StrictModel):
