@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from serving.config import SAMPLE_MODEL, Device, ServerConfig
+from serving.scheduler.wiring import Wiring
 
 PROJECT = Path(__file__).resolve().parent.parent
 _TCMALLOC_FOLDERS = ("/usr/lib/*-linux-gnu*", "/usr/lib64", "/usr/lib", "/usr/local/lib")
@@ -121,7 +122,7 @@ def joins_engine_and_worker(config: ServerConfig) -> bool:
     return config.device is Device.CPU and not flags & _SPREADING_FLAGS
 
 
-def build_command(config: ServerConfig, *, python: Path, model: str) -> list[str]:
+def build_command(config: ServerConfig, *, python: Path, model: str, plugin: Wiring | None = None) -> list[str]:
     """The command that starts vLLM with these settings. `model` is already resolved.
 
     `python -m` instead of the console script: `vllm serve` of the CPU build asks for the version of a distribution
@@ -162,11 +163,17 @@ def build_command(config: ServerConfig, *, python: Path, model: str) -> list[str
         command += ["--distributed-executor-backend", "uni"]
     if config.log_steps:
         command.append("--enable-logging-iteration-details")
+    if plugin is not None:
+        command += plugin.arguments
     return command + config.extra_args
 
 
 def build_environment(
-    config: ServerConfig, *, python: Path, environ: Mapping[str, str] | None = None
+    config: ServerConfig,
+    *,
+    python: Path,
+    environ: Mapping[str, str] | None = None,
+    plugin: Wiring | None = None,
 ) -> dict[str, str]:
     """The server's environment: ours, without the app's Python settings, plus what the settings ask for.
 
@@ -190,4 +197,5 @@ def build_environment(
     key = env.pop(config.api_key_env, None)
     if key:
         env["VLLM_API_KEY"] = key
-    return env | config.env
+    env |= config.env
+    return env if plugin is None else env | plugin.environment(env)

@@ -121,6 +121,7 @@ class ServerConfig(StrictModel):
     kv_cache_memory_bytes: PositiveInt | None = None
     max_images_per_request: PositiveInt = 2
     log_steps: bool = False  # vLLM's --enable-logging-iteration-details
+    scheduler_plugin: bool = True  # serving/scheduler: step records, and a step budget that moves without a restart
     extra_args: list[str] = []
     env: dict[str, str] = {}
     startup_timeout_s: PositiveSeconds = 600
@@ -235,7 +236,7 @@ class ServingConfig(StrictModel):
         """A class, or a key of one, that is not given keeps its default."""
         if not isinstance(value, dict):
             return value
-        merged: dict[object, object] = {**DEFAULT_CLASSES, **value}
+        merged: dict[str, object] = {**DEFAULT_CLASSES, **value}
         for name, default in DEFAULT_CLASSES.items():
             given = merged[name]
             if isinstance(given, dict):

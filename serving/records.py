@@ -21,6 +21,11 @@ def now_s() -> float:
     return _EPOCH_OFFSET_S + time.monotonic()
 
 
+def monotonic_to_s(monotonic_s: float) -> float:
+    """A `time.monotonic()` of any process of this machine, on the clock of :func:`now_s`."""
+    return _EPOCH_OFFSET_S + monotonic_s
+
+
 class Outcome(StrEnum):
     """How a request ended."""
 

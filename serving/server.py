@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import socket
 from collections import deque
@@ -32,9 +33,11 @@ from serving.command import (
 from serving.config import SAMPLE_MODEL, ServerConfig
 from serving.process import GuardedProcess, describe_exit, tail
 from serving.records import now_s
+from serving.scheduler.wiring import Wiring, why_not
 from serving.startup import LogFollower, cause_of, progress_of
 from serving.status import ServerStatus, State
 
+_log = logging.getLogger(__name__)
 _POLL_S = 0.25
 _TICK_S = 1.0
 _HEALTH_INTERVAL_S = 2.0
@@ -73,6 +76,8 @@ class ModelServer:
         self._started_s = now_s()
         self._was_ready = False
         self._stopping = False
+        #: Why the server has no scheduler plugin; None where it has (or nothing was started yet).
+        self.no_plugin: str | None = None if config.base_url is None else "the server is not ours"
         self.status = ServerStatus(
             state="starting",
             detail="not started yet",
@@ -122,10 +127,11 @@ class ModelServer:
             self._say(state, "starting vLLM")
             self._lines.clear()
             self._follower = LogFollower(self.log_path)
+            plugin = self._scheduler_plugin(python)
             self._process = GuardedProcess(
-                build_command(self.config, python=python, model=model),
+                build_command(self.config, python=python, model=model, plugin=plugin),
                 log_path=self.log_path,
-                env=build_environment(self.config, python=python, environ=self._environ),
+                env=build_environment(self.config, python=python, environ=self._environ, plugin=plugin),
                 grace_s=self.config.shutdown_timeout_s,
             )
             await self._process.start()
@@ -135,6 +141,15 @@ class ModelServer:
             self._say("down", str(error))
             raise ServerError(str(error)) from error
         self._say(state, "starting vLLM", pid=self._process.pid)
+
+    def _scheduler_plugin(self, python: Path) -> Wiring | None:
+        """The plugin's wiring; None where it is switched off, or cannot go into this vLLM, which starts without it."""
+        self.no_plugin = why_not(python, self.config.extra_args) if self.config.scheduler_plugin else "switched off"
+        if self.no_plugin is None:
+            return Wiring(self.log_path.parent.absolute())
+        if self.config.scheduler_plugin:
+            _log.warning("the engine's steps will not be recorded: %s", self.no_plugin)
+        return None
 
     async def _model_argument(self, python: Path, state: State) -> str:
         """What vLLM loads. The sample model is built first where it is missing, with its progress as ours."""
@@ -266,7 +281,9 @@ class ModelServer:
         software = f"vLLM {running.version}" if running.version else "OpenAI-compatible server"
         length = f", {running.max_model_len} tokens of context" if running.max_model_len else ""
         found = "found " if self.config.base_url is not None else ""
-        return f"{found}{software} with {running.model}{length}"
+        unrecorded = self.no_plugin if self.config.base_url is None and self.config.scheduler_plugin else None
+        without = f"; its steps are not recorded: {unrecorded}" if unrecorded else ""
+        return f"{found}{software} with {running.model}{length}{without}"
 
     # -- watch ---------------------------------------------------------------------------------------------------
 
