@@ -100,6 +100,11 @@ class CameraWorker:
         self._wake.set()
 
     @property
+    def paused(self) -> bool:
+        """It was told to pause."""
+        return self._paused
+
+    @property
     def ended(self) -> bool:
         """The source has ended, and everyone in it has been decided on."""
         return self._ended.is_set()

@@ -1,7 +1,9 @@
 """Description requests under way: a bounded number running, a bounded number waiting, and an end for each of them.
 
 While the model server is not there, what comes due waits in the same bounded queue: when that is full the stalest is
-skipped, and nothing waits longer than the client would wait for a first token. Every end is stored with its reason.
+skipped, and nothing waits longer than the client would wait for a first token. While it is held on purpose (a new
+budget, a comparison) the queue is longer, nothing in it expires, and nobody in it is given up for having left. Every
+end is stored with its reason.
 
 One describer serves every camera of a service. It belongs to one event loop; `submit`, `cancel` and `has_room` may be
 called from any thread.
@@ -31,6 +33,8 @@ TRAFFIC_CLASS = "camera"
 _SEND_AGAIN = frozenset({ErrorKind.CONNECT, ErrorKind.TIMEOUT_CONNECT, ErrorKind.OVERLOADED})
 _MAX_ATTEMPTS = 3
 _HOLD_S = 1.0  # after a server that did not take a request
+_HELD_ROOM = 8  # so many times the usual queue while the server is held on purpose
+_HELD_LOOK_S = 1.0
 
 
 class Feedback(Protocol):
@@ -60,6 +64,8 @@ class Job:
     attempts: int = 0
     active: ActiveRequest | None = None
     cancelled: str | None = None
+    expires_s: float = 0.0
+    again: bool = False  # taken back from a server that is about to stop
 
     @property
     def request_id(self) -> str:
@@ -86,6 +92,7 @@ class Describer:
         self._loop = asyncio.get_running_loop()
         self._ready = ready
         self._held_until_s = 0.0
+        self._held = ""
         self._waiting: OrderedDict[str, Job] = OrderedDict()
         self._running: dict[str, Job] = {}
         self._storing: dict[str, Job] = {}
@@ -119,6 +126,31 @@ class Describer:
         """The model server can (not) be used now."""
         self._ready = ready
         self._pump()
+
+    def hold(self, reason: str) -> None:
+        """Send nothing until `release`; what comes due waits, and shows the reason."""
+        self._held = reason
+        for job in self._waiting.values():
+            self._wait(job, reason)
+
+    def take_back(self) -> None:
+        """The held server is about to stop: what still runs on it waits again, from its beginning."""
+        for job in self._running.values():
+            if job.active is not None and job.cancelled is None:
+                job.again = True
+                job.active.cancel(self._held)
+
+    def release(self) -> None:
+        """Go on. Time that was spent waiting while held does not count."""
+        self._held = ""
+        for job in self._waiting.values():
+            job.expires_s = now_s() + self._patience_s
+        self._pump()
+
+    @property
+    def running(self) -> int:
+        """Requests at the server."""
+        return len(self._running)
 
     def thumbnail(self, description_id: str) -> bytes | None:
         """The picture of a job that is not stored yet."""
@@ -154,9 +186,10 @@ class Describer:
         if self._closing:
             self._cancel_job(job, "the service stops")
             return
-        self._wait(job, "" if self._ready else "waiting for the model server")
+        self._wait(job, self._held or ("" if self._ready else "waiting for the model server"))
+        job.expires_s = now_s() + self._patience_s
         self._loop.call_later(self._patience_s, self._expire, job)
-        while len(self._waiting) > self._limits.max_waiting:
+        while len(self._waiting) > self._limits.max_waiting * (_HELD_ROOM if self._held else 1):
             stalest = next(iter(self._waiting.values()))
             self._never(stalest, Outcome.SKIPPED, "queue full" if self._ready else "queue full, model server not ready")
         self._pump()
@@ -174,7 +207,7 @@ class Describer:
         if held_s > 0:
             self._loop.call_later(held_s + 0.01, self._pump)
             return
-        while self._ready and self._waiting and len(self._running) < self._limits.max_in_flight:
+        while self._ready and not self._held and self._waiting and len(self._running) < self._limits.max_in_flight:
             with self._lock:
                 description_id, job = self._waiting.popitem(last=False)
                 self._running[description_id] = job
@@ -187,19 +220,31 @@ class Describer:
 
     async def _run(self, job: Job) -> None:
         record = await self._ask(job)
+        if job.again and record.outcome is not Outcome.DONE and job.cancelled is None and not self._closing:
+            job.again = False
+            job.text.clear()
+            self._back(job, self._held, text="", first_token_s=None, ttft_ms=None, sent_s=None, waiting_ms=None)
+            job.expires_s = now_s() + self._patience_s
+            self._loop.call_later(self._patience_s, self._expire, job)
+            return
         if record.error is not None and record.error.kind in _SEND_AGAIN and self._may_try_again(job):
             self._held_until_s = now_s() + _HOLD_S
-            job.attempts += 1
-            job.active = None
-            self._traffic.due(job.request_id, TRAFFIC_CLASS, job.view.due_s)
-            with self._lock:
-                del self._running[job.view.description_id]
-                self._waiting[job.view.description_id] = job
-                self._waiting.move_to_end(job.view.description_id, last=False)
-            self._wait(job, f"waiting: {record.error.message}")
-            self._pump()
+            self._back(job, f"waiting: {record.error.message}")
             return
         await self._finish(job, record)
+
+    def _back(self, job: Job, reason: str, **changes: object) -> None:
+        """A running job waits again, before all others."""
+        job.attempts += 1
+        job.active = None
+        self._traffic.due(job.request_id, TRAFFIC_CLASS, job.view.due_s)
+        with self._lock:
+            del self._running[job.view.description_id]
+            self._waiting[job.view.description_id] = job
+            self._waiting.move_to_end(job.view.description_id, last=False)
+        job.view = job.view.model_copy(update=changes)
+        self._wait(job, reason)
+        self._pump()
 
     def _may_try_again(self, job: Job) -> bool:
         waited_s = now_s() - job.view.due_s
@@ -244,6 +289,8 @@ class Describer:
     def _cancel(self, camera_id: str, person_id: str | None, reason: str) -> None:
         for job in [*self._waiting.values(), *self._running.values()]:
             if job.view.camera_id == camera_id and person_id in (None, job.view.person_id):
+                if self._held and person_id is not None:
+                    continue  # the person left while we, not the server, kept the request waiting
                 self._cancel_job(job, reason)
 
     def _cancel_job(self, job: Job, reason: str) -> None:
@@ -254,7 +301,12 @@ class Describer:
             job.active.cancel(reason)
 
     def _expire(self, job: Job) -> None:
-        if job.view.description_id in self._waiting:
+        if job.view.description_id not in self._waiting:
+            return
+        left_s = _HELD_LOOK_S if self._held else job.expires_s - now_s()
+        if left_s > 0:
+            self._loop.call_later(left_s, self._expire, job)
+        else:
             reason = "waited too long" if self._ready else "waited too long for the model server"
             self._never(job, Outcome.SKIPPED, reason)
 
