@@ -57,6 +57,8 @@ class Experiment(StrictModel):
         max_in_flight: A cap on requests at once, or None; time spent behind it is reported.
         planned_s: How long the whole was expected to take at the start.
         steps: The server records its steps, so that gaps can be attributed.
+        pictures: Where the pictures came from, as on the command line.
+        notes: What a reader must know, such as a setting of the deployment that is off in the comparison.
     """
 
     format: int = FORMAT
@@ -77,6 +79,8 @@ class Experiment(StrictModel):
     planned_s: float
     attached: bool = False
     steps: bool = False
+    pictures: str = ""
+    notes: list[str] = []
     versions: dict[str, str] = {}
     machine: dict[str, Any] = {}
 

@@ -42,8 +42,8 @@ class ComparisonError(Exception):
 class RequestRow:
     """One request of a block. See :class:`serving.records.RequestRecord` for the times and `tokens_counted`.
 
-    `image_tokens` is planned, by the model's rule, not the server's count. `behind_cap_s` is time spent behind
-    `max_in_flight`, a part of sent - due.
+    `image_tokens` is planned, by the model's rule, not the server's count. `behind_cap_s` (behind `max_in_flight`) and
+    `behind_turn_s` (behind the answer before, in a conversation) are parts of sent - due.
     """
 
     block: int
@@ -67,6 +67,7 @@ class RequestRow:
     warm_up: bool
     behind_cap_s: float
     tokens_counted: bool
+    behind_turn_s: float = 0.0
     gap_end_s: tuple[float, ...] = ()
     gap_duration_s: tuple[float, ...] = ()
     gap_tokens: tuple[int, ...] = ()
@@ -166,7 +167,8 @@ def request_row(
     arm: str,
     image_tokens: int,
     warm_up: bool,
-    behind_cap_s: float,
+    behind_cap_s: float = 0.0,
+    behind_turn_s: float = 0.0,
 ) -> RequestRow:
     """The row of a record."""
     return RequestRow(
@@ -190,6 +192,7 @@ def request_row(
         image_tokens=image_tokens,
         warm_up=warm_up,
         behind_cap_s=behind_cap_s,
+        behind_turn_s=behind_turn_s,
         tokens_counted=record.tokens_counted,
         gap_end_s=tuple(gap.end_s for gap in record.gaps),
         gap_duration_s=tuple(gap.duration_s for gap in record.gaps),
