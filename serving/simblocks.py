@@ -32,8 +32,7 @@ def link(nodes: Records, left: int, node: int) -> None:
 
 @inner
 def _key(s: Sim, request: int, block: int) -> int:
-    shared = block < s.req[request].prefix_blocks
-    return int(s.req[request].prefix_key if shared else s.req[request].own_key) + block
+    return int(s.content[s.req[request].table_first + block])
 
 
 @inner

@@ -31,12 +31,36 @@ from serving.simblocks import (
     take_blocks,
     unlink,
 )
-from serving.simstate import FREE, PREEMPTED, RUNNING, STEPPED, WAITING, Floats, Ints, Sim
+from serving.simstate import (
+    ARRIVED,
+    BUSY_UNTIL,
+    CANCELLED,
+    DECIDED,
+    DUE,
+    ENDS,
+    FREE,
+    IN_FLIGHT,
+    LOGGED,
+    NOTED,
+    NOW,
+    PREEMPTED,
+    RUNNING,
+    SIZES,
+    SLOT,
+    STATE,
+    STEPPED,
+    STEPS,
+    WAITING,
+    Floats,
+    Ints,
+    Sim,
+)
 
 VLLM, PREFILL_FIRST, DECODE_FIRST, FIXED_SPLITS = 0, 1, 2, 3
 # one, decode tokens, prefill tokens, decode context, prefill pairs, prefill context, encoder tokens, encoder items
 FEATURES = 8
-STEP_COLUMNS = FEATURES + 5  # then start_s, duration_s, running, waiting, free blocks
+STEP_COLUMNS = FEATURES + 6  # then start_s, duration_s, running, waiting, free blocks, preempted
+IDLE, LATER, FULL, STUCK = 0, 1, 2, 3  # why `advance` stopped
 
 
 @inner
@@ -283,6 +307,8 @@ def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
     finished = 0
     for index in range(count):
         request, writes = s.flight[slot, index, 0], s.flight[slot, index, 1]
+        if s.req[request].known < 0:
+            continue  # cancelled while the step ran
         # The asynchronous scheduler keeps an image until its last token is behind what is promised, too.
         done = s.req[request].computed - (s.req[request].promised if s.rule.depth > 1 else 0)
         for item in range(s.req[request].item_first, s.req[request].item_end):
@@ -316,67 +342,112 @@ def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
         s.counts[RUNNING] = kept
 
 
+@outer
+def _drop_cancelled(s: Sim) -> None:
+    """Let the requests go whose clients have left: they get nothing more, and their blocks are free."""
+    for index in range(s.counts[CANCELLED]):
+        request = s.cancelled[index]
+        if s.req[request].known < 0:
+            continue  # it has ended meanwhile
+        if s.req[request].active == 0:
+            unlink(s.req, request)
+            s.counts[WAITING] -= 1
+        else:
+            place = 0
+            while s.running[place] != request:
+                place += 1
+            _remove_running(s, place)
+        free_blocks(s, request)
+        release_items(s, request)
+        s.req[request].known = -1
+    s.counts[CANCELLED] = 0
+
+
+@inner
+def _seconds(cost: Floats, features: Floats) -> float:
+    """How long a step takes: linear . f + max(compute . f, memory . f); `cost` has these three as rows."""
+    linear, compute, memory = 0.0, 0.0, 0.0
+    for index in range(FEATURES):
+        linear += cost[0, index] * features[index]
+        compute += cost[1, index] * features[index]
+        memory += cost[2, index] * features[index]
+    return linear + max(compute, memory)
+
+
+@inner
+def _note(s: Sim, features: Floats, start: float, duration: float, steps: Floats, log: Ints) -> None:
+    """Add the step to the tables."""
+    count = s.counts[NOTED]
+    for index in range(FEATURES):
+        steps[count, index] = features[index]
+    steps[count, FEATURES], steps[count, FEATURES + 1] = start, duration
+    steps[count, FEATURES + 2], steps[count, FEATURES + 3] = s.counts[RUNNING], s.counts[WAITING]
+    steps[count, FEATURES + 4] = s.counts[FREE]
+    steps[count, FEATURES + 5] = s.counts[PREEMPTED]
+    for index in range(s.counts[STEPPED]):
+        request, row = s.order[index], s.counts[LOGGED]
+        if row < len(log) and s.req[request].stepped > 0:
+            log[row, 0], log[row, 1] = s.counts[STEPS], request
+            log[row, 2], log[row, 3] = s.req[request].stepped, s.req[request].stepped_images
+            s.counts[LOGGED] += 1
+    s.counts[NOTED] += 1
+    s.counts[STEPS] += 1
+
+
 @entry
-def run_kernel(
-    s: Sim, linear: Floats, compute: Floats, memory: Floats, until_s: float, log_limit: int
-) -> tuple[Floats, Floats, Ints, bool]:
-    """Simulate until every request is done or `until_s` has passed.
+def advance(s: Sim, cost: Floats, until_s: float, steps: Floats, log: Ints, token_s: Floats) -> None:
+    """Go on until nothing is left to do, until the next thing happens after `until_s`, or until `steps` is full.
 
-    A step takes linear . f + max(compute . f, memory . f) seconds, f being its features.
+    May be called again and again, with more requests in `s.arrivals` and a later `until_s`. `cost` are the coefficients
+    of a step's duration (3, `FEATURES`). Filled are `steps` (a row a step: `STEP_COLUMNS`; `s.counts[NOTED]` of them),
+    `log` (rows of step, request, tokens, images encoded) and `token_s`, the time of every token.
 
-    Returns the time of every token (NaN where there was none), a row per step (`STEP_COLUMNS`), the first `log_limit`
-    entries of (step, request, tokens, images encoded), and whether the engine got stuck with requests it can never run.
+    `s.counts[STATE]` says why it stopped: `IDLE`, `LATER`, `FULL`, or `STUCK` with requests that it can never run.
     """
-    steps = np.empty((4096, STEP_COLUMNS))
-    log = np.empty((log_limit, 4), dtype=np.int64)
     features = np.zeros(FEATURES)
-    total = len(s.req) - 2
-    token_s = np.full(s.req[total - 1].token_first + s.req[total - 1].output, np.nan)
-    now, busy_until, arrived, count, logged, stuck = 0.0, 0.0, 0, 0, 0, False
-    in_flight, slot = 0, 0  # the oldest step in flight is in `slot`
-    ends, sizes = np.zeros(2), np.zeros(2, dtype=np.int64)
-    while now <= until_s:
-        while arrived < total and s.req[arrived].arrival_s <= now:
-            _enqueue(s, arrived, False)
-            arrived += 1
-        features[:] = 0.0
-        features[0] = 1.0
-        _schedule(s, features)
-        if features[1] + features[2] > 0.0:
-            if count == len(steps):
-                grown = np.empty((2 * count, STEP_COLUMNS))
-                grown[:count] = steps
-                steps = grown
-            duration = np.dot(linear, features) + max(np.dot(compute, features), np.dot(memory, features))
-            start = max(now, busy_until)
-            busy_until = start + duration
-            row = steps[count]
-            row[:FEATURES] = features
-            row[FEATURES], row[FEATURES + 1] = start, duration
-            row[FEATURES + 2], row[FEATURES + 3], row[FEATURES + 4] = (
-                s.counts[RUNNING],
-                s.counts[WAITING],
-                s.counts[FREE],
-            )
-            for index in range(s.counts[STEPPED]):
-                request = s.order[index]
-                if logged < log_limit and s.req[request].stepped > 0:
-                    log[logged, 0], log[logged, 1] = count, request
-                    log[logged, 2], log[logged, 3] = s.req[request].stepped, s.req[request].stepped_images
-                    logged += 1
-            count += 1
-            newest = (slot + in_flight) % 2
-            sizes[newest], ends[newest] = _launch(s, newest), busy_until
-            in_flight += 1
-            if in_flight < s.rule.depth and ends[slot] > now:
-                continue  # the next step is decided while this one runs
-        elif in_flight == 0:
-            if arrived == total:
-                stuck = s.counts[WAITING] > 0 or s.counts[RUNNING] > 0
-                break
-            now = max(now, s.req[arrived].arrival_s)
-            continue
-        now = max(now, ends[slot])
-        _settle(s, slot, sizes[slot], now, token_s)
-        slot, in_flight = (slot + 1) % 2, in_flight - 1
-    return token_s, steps[:count], log[:logged], stuck
+    while True:
+        if s.counts[DECIDED] == 0:
+            if s.counts[CANCELLED] > 0:
+                _drop_cancelled(s)
+            now, total = s.clock[NOW], len(s.arrivals)
+            while s.counts[ARRIVED] < s.counts[DUE] and s.req[s.arrivals[s.counts[ARRIVED] % total]].arrival_s <= now:
+                _enqueue(s, s.arrivals[s.counts[ARRIVED] % total], False)
+                s.counts[ARRIVED] += 1
+            if s.counts[NOTED] == len(steps):
+                s.counts[STATE] = FULL
+                return
+            for index in range(FEATURES):
+                features[index] = 1.0 if index == 0 else 0.0
+            _schedule(s, features)
+            slot = s.counts[SLOT]
+            if features[1] + features[2] > 0.0:
+                duration = _seconds(cost, features)
+                start = max(now, s.clock[BUSY_UNTIL])
+                s.clock[BUSY_UNTIL] = start + duration
+                _note(s, features, start, duration, steps, log)
+                newest = (slot + s.counts[IN_FLIGHT]) % 2
+                s.counts[SIZES + newest], s.clock[ENDS + newest] = _launch(s, newest), start + duration
+                s.counts[IN_FLIGHT] += 1
+                if s.counts[IN_FLIGHT] < s.rule.depth and s.clock[ENDS + slot] > now:
+                    continue  # the next step is decided while this one runs
+            elif s.counts[IN_FLIGHT] == 0:
+                if s.counts[ARRIVED] == s.counts[DUE]:
+                    stuck = s.counts[WAITING] > 0 or s.counts[RUNNING] > 0
+                    s.counts[STATE] = STUCK if stuck else IDLE
+                    return
+                following = s.req[s.arrivals[s.counts[ARRIVED] % total]].arrival_s
+                if following > until_s:
+                    s.counts[STATE] = LATER
+                    return
+                s.clock[NOW] = max(now, following)
+                continue
+        s.counts[DECIDED] = 1
+        slot = s.counts[SLOT]
+        if s.clock[ENDS + slot] > until_s:
+            s.counts[STATE] = LATER
+            return
+        s.clock[NOW] = max(s.clock[NOW], s.clock[ENDS + slot])
+        _settle(s, slot, s.counts[SIZES + slot], s.clock[NOW], token_s)
+        s.counts[SLOT] = (slot + 1) % 2
+        s.counts[IN_FLIGHT] -= 1
+        s.counts[DECIDED] = 0

@@ -1,7 +1,6 @@
 """What one simulation holds: settings, and records of requests, blocks, contents and images.
 
-Requests are numbered in arrival order. A content key names what a block holds: block b of a request has key
-`prefix_key + b` while it lies in the prefix that it shares with others, else `own_key + b`. Free blocks, and cached
+A content key names what a block holds; requests that share a prefix have equal keys there. Free blocks, and cached
 images that nobody refers to, are linked lists in the order of reuse, as are waiting requests in the order of service;
 two sentinels, head and tail, stand behind the last node.
 """
@@ -22,7 +21,13 @@ Records = Any  # a numpy array of one of the record types below
 # Places in `Sim.counts`: free blocks, encoder cache room (free, and reclaimable), running requests, preemptions of this
 # step, waiting requests, requests of this step.
 FREE, FREE_SLOTS, FREEABLE_SLOTS, RUNNING, PREEMPTED, WAITING, STEPPED = range(7)
-_COUNTS = 7
+# Requests queued so far, and all in `Sim.arrivals`; requests to cancel; steps in flight, the slot of the oldest, and
+# how many requests each has; whether the next thing is that the oldest ends; steps so far; rows in the table of steps,
+# and in the log; why the simulation stopped.
+ARRIVED, DUE, CANCELLED, IN_FLIGHT, SLOT, SIZES, _, DECIDED, STEPS, NOTED, LOGGED, STATE = range(7, 19)
+_COUNTS = 19
+# Places in `Sim.clock`, seconds: the present, until when the engine is busy, when the step in each slot ends.
+NOW, BUSY_UNTIL, ENDS = 0, 1, 2
 
 _REQUEST = np.dtype(
     [
@@ -30,10 +35,7 @@ _REQUEST = np.dtype(
         ("prompt", "i8"),
         ("output", "i8"),
         ("priority", "i8"),
-        ("prefix_key", "i8"),
-        ("prefix_blocks", "i8"),
-        ("own_key", "i8"),
-        ("table_first", "i8"),  # its block numbers in Sim.table
+        ("table_first", "i8"),  # its block numbers in Sim.table, and what they are to hold in Sim.content
         ("token_first", "i8"),  # its tokens among those of all requests
         ("item_first", "i8"),  # its images in Sim.item
         ("item_end", "i8"),
@@ -91,11 +93,15 @@ class Sim(NamedTuple):
     img: Records
     item: Records
     table: Ints
+    content: Ints
     running: Ints
     order: Ints
     flight: Ints  # requests of the steps in flight, and whether each gets a token: (step, place, 2)
     picked: Ints
+    arrivals: Ints  # requests in the order in which they come, used as a ring
+    cancelled: Ints
     counts: Ints
+    clock: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +147,9 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
     req["prompt"] = req["known"] = [request.prompt_tokens for request in requests]
     req["output"] = [request.output_tokens for request in requests]
     req["priority"] = [request.priority for request in requests]
-    req["prefix_blocks"] = [request.prefix_tokens // rule.block_tokens for request in requests]
     req["table_first"] = np.cumsum(blocks) - blocks
     req["token_first"] = np.cumsum(req["output"]) - req["output"]
-    keys = _content_keys(req, requests, blocks)
+    content, keys = _content_keys(rule, requests, blocks)
     item, sizes = _items(req, requests)
     images = _linked(len(sizes), _IMAGE)
     images["size"][:-2] = sizes
@@ -155,13 +160,24 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
         key=np.full((keys, 2), -1, dtype=np.int64).view(_KEY)[:, 0],
         img=images,
         item=item,
-        table=np.zeros(int(blocks.sum()), dtype=np.int64),
+        table=np.zeros(len(content), dtype=np.int64),
+        content=content,
         running=np.zeros(rule.max_num_seqs + 1, dtype=np.int64),
         order=np.zeros(2 * rule.max_num_seqs + 1, dtype=np.int64),
         flight=np.zeros((2, 2 * rule.max_num_seqs + 1, 2), dtype=np.int64),
         picked=np.zeros(max([1, *(len(request.images) for request in requests)]), dtype=np.int64),
-        counts=np.array([rule.blocks - 1, rule.encoder_cache, rule.encoder_cache, 0, 0, 0, 0], dtype=np.int64),
+        arrivals=np.arange(len(requests), dtype=np.int64),
+        cancelled=np.zeros(1, dtype=np.int64),
+        counts=_start_counts(rule, due=len(requests)),
+        clock=np.zeros(4),
     )
+
+
+def _start_counts(rule: Rules, *, due: int) -> Ints:
+    counts = np.zeros(_COUNTS, dtype=np.int64)
+    counts[[FREE, FREE_SLOTS, FREEABLE_SLOTS]] = rule.blocks - 1, rule.encoder_cache, rule.encoder_cache
+    counts[DUE] = due
+    return counts
 
 
 def _check(rule: Rules, requests: Sequence[SimRequest]) -> None:
@@ -192,24 +208,33 @@ def _check(rule: Rules, requests: Sequence[SimRequest]) -> None:
             end = image.offset + image.tokens
 
 
-def _content_keys(req: Records, requests: Sequence[SimRequest], blocks: Ints) -> int:
-    """Give every stream and every shared prefix a range of keys; returns how many there are."""
+def _content_keys(rule: Rules, requests: Sequence[SimRequest], blocks: Ints) -> tuple[Ints, int]:
+    """What each block of each request is to hold, and how many contents there are.
+
+    Every stream and every shared prefix has a range of keys: one for each of its blocks.
+    """
     longest: dict[Hashable, int] = {}
+    streams: list[Hashable] = []
     for number, request in enumerate(requests):
         own = ("own", number) if request.stream is None else ("stream", request.stream)
+        streams.append(own)
         longest[own] = max(longest.get(own, 0), int(blocks[number]))
         if request.prefix_tokens:
             shared = ("prefix", request.prefix)
-            longest[shared] = max(longest.get(shared, 0), int(req["prefix_blocks"][number]))
+            longest[shared] = max(longest.get(shared, 0), request.prefix_tokens // rule.block_tokens)
     first: dict[Hashable, int] = {}
     total = 0
     for content, count in longest.items():
         first[content] = total
         total += count
-    for number, request in enumerate(requests):
-        req["own_key"][number] = first[("own", number) if request.stream is None else ("stream", request.stream)]
-        req["prefix_key"][number] = first[("prefix", request.prefix)] if request.prefix_tokens else -1
-    return total
+    place = np.arange(int(blocks.sum()), dtype=np.int64)
+    place -= np.repeat(np.cumsum(blocks) - blocks, blocks)  # of each block within its request
+    keys = place + np.repeat([first[own] for own in streams], blocks)
+    shared_blocks = np.array([request.prefix_tokens // rule.block_tokens for request in requests], dtype=np.int64)
+    shared_first = [first[("prefix", request.prefix)] if request.prefix_tokens else 0 for request in requests]
+    in_prefix = place < np.repeat(shared_blocks, blocks)
+    keys[in_prefix] = (place + np.repeat(shared_first, blocks))[in_prefix]
+    return keys, total
 
 
 def _items(req: Records, requests: Sequence[SimRequest]) -> tuple[Records, list[int]]:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from serving.config import Device, ImageTokens, ServerConfig
 from serving.latency import Percentiles, percentiles
 from serving.records import Gap, Outcome, RequestRecord
-from serving.simkernel import DECODE_FIRST, FIXED_SPLITS, PREFILL_FIRST, VLLM, run_kernel
-from serving.simstate import Rules, Sim, SimImage, SimRequest, new_sim
+from serving.simkernel import DECODE_FIRST, FIXED_SPLITS, FULL, PREFILL_FIRST, STEP_COLUMNS, STUCK, VLLM, advance
+from serving.simstate import LOGGED, NOTED, STATE, Rules, Sim, SimImage, SimRequest, new_sim
 from serving.steptime import FEATURE_NAMES, StepTime
 from serving.workload import PlannedRequest
 
@@ -231,7 +231,8 @@ class Simulation:
         )
 
 
-STEP_NAMES = (*FEATURE_NAMES, "start_s", "duration_s", "running", "waiting", "free_blocks")
+STEP_NAMES = (*FEATURE_NAMES, "start_s", "duration_s", "running", "waiting", "free_blocks", "preempted")
+_STEP_ROWS = 16_384  # of the table that the kernel fills at a time
 
 
 def simulate(
@@ -257,7 +258,7 @@ def simulate(
         raise SimulationError("the load has no requests")
     front_end = front_end or FrontEnd()
     rule = image_tokens or ImageTokens()
-    requests = [_as_engine_sees(request, rule, front_end) for request in planned]
+    requests = [as_engine_sees(request, rule, front_end) for request in planned]
     order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
     largest = max((image.tokens for request in requests for image in request.images), default=0)
     horizon = until_s if until_s is not None else max(LEAST_HORIZON_S, DEFAULT_HORIZON * planned[-1].due_s)
@@ -265,15 +266,32 @@ def simulate(
         sim = new_sim(settings.rules(largest), [requests[index] for index in order])
     except ValueError as error:
         raise SimulationError(str(error)) from None
-    parts = (step_time.linear, step_time.compute, step_time.memory)
-    linear, compute, memory = (np.array(part, dtype=float) for part in parts)
-    token_s, steps, schedule, stuck = run_kernel(sim, linear, compute, memory, float(horizon), log_limit)
-    if stuck:
+    token_s, steps, schedule = run_to_end(sim, step_time.coefficients(), float(horizon), log_limit)
+    if sim.counts[STATE] == STUCK:
         raise SimulationError("the engine would hang: a request needs more than budget, encoder or cache can give it")
     return _result(planned, order, sim, token_s + front_end.reply_s, steps, schedule)
 
 
-def _as_engine_sees(request: PlannedRequest, rule: ImageTokens, front_end: FrontEnd) -> SimRequest:
+def run_to_end(sim: Sim, cost: Floats, until_s: float, log_limit: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+    """Run a simulation until nothing is left to do, or nothing more happens before `until_s`.
+
+    Returns the time of every token (NaN where there was none), the steps (rows of `STEP_NAMES`), and the first
+    `log_limit` entries of (step, request, tokens, images encoded).
+    """
+    last = sim.req[-3]
+    token_s = np.full(int(last["token_first"] + last["output"]), np.nan)
+    log = np.empty((log_limit, 4), dtype=np.int64)
+    rows = np.empty((_STEP_ROWS, STEP_COLUMNS))
+    steps: list[Floats] = []
+    while True:
+        sim.counts[NOTED] = 0
+        advance(sim, cost, until_s, rows, log, token_s)
+        steps.append(rows[: sim.counts[NOTED]].copy())
+        if sim.counts[STATE] != FULL:
+            return token_s, np.concatenate(steps), log[: sim.counts[LOGGED]]
+
+
+def as_engine_sees(request: PlannedRequest, rule: ImageTokens, front_end: FrontEnd) -> SimRequest:
     """Text first, then pictures: the product's own message layout, so that the text can be a shared prefix."""
     images: list[SimImage] = []
     offset = request.text_tokens

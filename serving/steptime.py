@@ -63,6 +63,10 @@ class StepTime:
     memory: tuple[float, ...] = _NONE
     quality: FitQuality | None = None
 
+    def coefficients(self) -> Floats:
+        """As the simulator takes them: rows linear, compute and memory, (3, features)."""
+        return np.array([self.linear, self.compute, self.memory], dtype=float)
+
     def seconds(self, features: Sequence[float] | Floats) -> float:
         """Duration of a step with these features, in `FEATURE_NAMES`' order."""
         values = np.asarray(features, dtype=float)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.simkernel import FEATURES, VLLM, run_kernel
-from serving.simstate import Rules, SimImage, SimRequest, new_sim
+from serving.simkernel import FEATURES, STUCK, VLLM
+from serving.simstate import STATE, Rules, SimImage, SimRequest, new_sim
+from serving.simulate import run_to_end
 
 pytestmark = pytest.mark.integration
 
@@ -128,9 +129,10 @@ def _simulated(scenario: dict[str, Any]) -> tuple[list[dict[str, Any]], int, boo
             for item in scenario["requests"]
         ],
     )
-    one_second = np.array([1.0] + [0.0] * (FEATURES - 1))
-    nothing = np.zeros(FEATURES)
-    _, steps, log, stuck = run_kernel(sim, one_second, nothing, nothing, 1e9, 1_000_000)
+    one_second = np.zeros((3, FEATURES))
+    one_second[0, 0] = 1.0
+    _, steps, log = run_to_end(sim, one_second, 1e9, 1_000_000)
+    stuck = sim.counts[STATE] == STUCK
     found: list[dict[str, Any]] = [
         {
             "tokens": [],
