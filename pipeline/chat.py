@@ -6,15 +6,16 @@ import asyncio
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pipeline.api import ChatAsk, ChatSession, ChatTurn
+from pipeline.chatstore import ChatStore, StoredTurn
 from pipeline.config import Config
+from pipeline.conversation import Answer, AnswerEvent, Conversation, restored
 from pipeline.documents import Document, Documents
 from pipeline.prompt import PromptBuilder, PromptError, Spoken
 from pipeline.traffic import Traffic
-from serving.client import ActiveRequest
 from serving.config import ClassConfig
 from serving.latency import gap_percentiles
 from serving.records import Outcome, RequestRecord, TokenEvent, now_s
@@ -24,7 +25,6 @@ _MAX_TURNS = 400
 _WAITING_PER_SLOT = 4
 _DUE_AT_MOST_AGO_S = 60.0
 STOPPED = "stopped by the user"
-_ENDED = ("done", "failed", "cancelled")
 
 
 class ChatError(Exception):
@@ -35,57 +35,6 @@ class ChatError(Exception):
         self.status = status
 
 
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One answer: its text so far, and a bell that rings when there is more."""
-
-    answer_id: str
-    turn: ChatTurn
-    text: str = ""
-    active: ActiveRequest | None = None
-    cancelled: str = ""  # why
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ended(self) -> bool:
-        """Nothing more will come."""
-        return self.turn.state in _ENDED
-
-    def ring(self) -> None:
-        """Wake everyone who listens."""
-        bell, self.changed = self.changed, asyncio.Event()
-        bell.set()
-
-    def update(self, **changes: object) -> None:
-        """Change the turn that the session shows."""
-        for name, value in changes.items():
-            setattr(self.turn, name, value)
-        self.ring()
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerEvent:
-    """`token`: text that was added, `position` characters are there now; `end`: the finished turn."""
-
-    kind: str
-    position: int
-    text: str = ""
-    turn: ChatTurn | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    session_id: str
-    created_s: float
-    turns: list[ChatTurn] = field(default_factory=list)
-    spoken: list[Spoken] = field(default_factory=list)  # what the next prompt may hold
-    gone: int = 0  # turns that no prompt holds any more
-    running: Answer | None = None
-
-    def view(self) -> ChatSession:
-        return ChatSession(session_id=self.session_id, created_s=self.created_s, turns=self.turns)
-
-
 class Chat:
     """Every conversation of a service. Belongs to one event loop.
 
@@ -93,6 +42,8 @@ class Chat:
         picture: The current picture of a camera as JPEG, by camera id; None when it has none.
         camera_name: A camera's name, by id; None when there is no such camera.
         unready: Why the model server cannot be asked now; empty when it can.
+        chats: Where conversations are kept.
+        later: Does a write to `chats`, in order, without being waited for.
     """
 
     def __init__(
@@ -105,6 +56,8 @@ class Chat:
         picture: Callable[[str], Awaitable[bytes | None]],
         camera_name: Callable[[str], str | None],
         unready: Callable[[], str],
+        chats: ChatStore,
+        later: Callable[[Callable[[], None]], None],
     ) -> None:
         self._config = config.chat
         self._classes = config.serving.classes
@@ -114,10 +67,28 @@ class Chat:
         self._picture = picture
         self._camera_name = camera_name
         self._unready = unready
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._chats = chats
+        self._later = later
+        self._sessions: OrderedDict[str, Conversation] = OrderedDict()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._slots = asyncio.Semaphore(self._config.max_in_flight)
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        """Answers waiting for a slot or being written."""
+        return len(self._tasks)
+
+    async def restore(self) -> None:
+        """Take up the conversations of earlier runs.
+
+        Raises:
+            StoreError: They cannot be read.
+        """
+        documents = {document.document_id: document for document in self._documents.all()}
+        for stored in await asyncio.to_thread(self._chats.chats, self._config.max_sessions):
+            session = self._sessions[stored.session_id] = restored(stored, documents)
+            self._answers |= {answer.answer_id: answer for answer in session.answers()}
 
     def create(self) -> ChatSession:
         """A new conversation; the one unused longest is forgotten when there are too many.
@@ -130,7 +101,7 @@ class Chat:
             if idle is None:
                 raise ChatError(429, f"all {self._config.max_sessions} chat sessions are answering; try again later")
             self._forget(self._sessions.pop(idle))
-        session = _Session(uuid.uuid4().hex, now_s())
+        session = Conversation(uuid.uuid4().hex, now_s())
         self._sessions[session.session_id] = session
         return session.view()
 
@@ -185,7 +156,21 @@ class Chat:
         del session.spoken[: built.left_out]  # what is too old for this prompt is too old for every later one
         answer.turn.detail = built.note
         session.turns += [ChatTurn(role="user", text=text, attachment=spoken.attachment), answer.turn]
+        for gone in session.turns[:-_MAX_TURNS]:
+            self._answers.pop(gone.answer_id or "", None)
         del session.turns[:-_MAX_TURNS]
+        question = StoredTurn(
+            session.turns[-2],
+            document_id=None if spoken.document is None else spoken.document.document_id,
+            had_picture=spoken.picture is not None,
+        )
+        self._later(
+            partial(
+                self._chats.ask,
+                *(session.session_id, session.created_s, arrived_s, question, answer.turn.model_copy()),
+                most_turns=_MAX_TURNS,
+            )
+        )
         self._answers[answer.answer_id] = answer
         request = self._request(answer, traffic_class, limits, built.messages, due_s)
         self._traffic.due(answer.answer_id, traffic_class, due_s)
@@ -285,11 +270,12 @@ class Chat:
             extra_body=limits.extra_body,
         )
 
-    async def _answer(self, session: _Session, spoken: Spoken, answer: Answer, request: ModelRequest) -> None:
+    async def _answer(self, session: Conversation, spoken: Spoken, answer: Answer, request: ModelRequest) -> None:
+        told = False
         try:
             async with self._slots:
                 if not answer.cancelled:
-                    await self._run(session, spoken, answer, request)
+                    told = await self._run(session, spoken, answer, request)
                     return
             reason = answer.cancelled
             self._traffic.never_sent(
@@ -300,8 +286,10 @@ class Chat:
             session.running = None
             if not answer.ended:
                 answer.update(state="failed", detail="the service stopped")
+            self._later(partial(self._chats.end, answer.turn.model_copy(), told=told))
 
-    async def _run(self, session: _Session, spoken: Spoken, answer: Answer, request: ModelRequest) -> None:
+    async def _run(self, session: Conversation, spoken: Spoken, answer: Answer, request: ModelRequest) -> bool:
+        """Whether the next prompt may hold this question and its answer."""
         loop = asyncio.get_running_loop()
 
         def took(event: TokenEvent) -> None:
@@ -319,20 +307,23 @@ class Chat:
             answer.active.cancel(answer.cancelled)
         record = await answer.active.result()
         answer.active = None
-        if answer.text.strip():
+        told = bool(answer.text.strip())
+        if told:
             session.spoken += [spoken, Spoken("assistant", answer.text)]
         answer.update(**_end(record, answer.turn.detail))
+        return told
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------
 
-    def _find(self, session_id: str) -> _Session:
+    def _find(self, session_id: str) -> Conversation:
         session = self._sessions.get(session_id)
         if session is None:
             raise ChatError(404, f"chat session {session_id[:40]!r} does not exist; start a new one")
         self._sessions.move_to_end(session_id)
         return session
 
-    def _forget(self, session: _Session) -> None:
+    def _forget(self, session: Conversation) -> None:
+        self._later(partial(self._chats.forget, session.session_id))
         for turn in session.turns:
             if turn.answer_id is not None:
                 self._answers.pop(turn.answer_id, None)

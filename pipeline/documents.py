@@ -12,6 +12,7 @@ import sys
 import tempfile
 import uuid
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +48,20 @@ class Document:
 
 
 class Documents:
-    """The newest uploaded documents, in memory."""
+    """The newest uploaded documents, and those of earlier runs that a chat refers to.
 
-    def __init__(self) -> None:
-        self._documents: OrderedDict[str, Document] = OrderedDict()
+    Args:
+        keep: Stores a new one; returns when it is stored, or cannot be.
+        kept: What is stored already, the one unused longest first.
+    """
+
+    def __init__(self, keep: Callable[[Document], Awaitable[object]], kept: Iterable[Document] = ()) -> None:
+        self._keep = keep
+        self._documents = OrderedDict((document.document_id, document) for document in kept)
+
+    def all(self) -> list[Document]:
+        """Every document that is kept."""
+        return list(self._documents.values())
 
     async def add(self, name: str, content: bytes) -> Document:
         """Read an uploaded file.
@@ -67,6 +78,7 @@ class Documents:
             raise DocumentError(f"{name}: {len(text):,} characters, allowed: {MAX_CHARACTERS:,}; upload a part of it")
         document = Document(uuid.uuid4().hex, name, text)
         self._documents[document.document_id] = document
+        await self._keep(document)
         while len(self._documents) > MAX_DOCUMENTS:
             self._documents.popitem(last=False)
         return document

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from pipeline.api import Problem
 from pipeline.chat import ChatError
+from pipeline.database import StoreError
 from pipeline.documents import DocumentError
-from pipeline.store import StoreError
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from fastapi import APIRouter, File, Header, Query, Request, UploadFile
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from pipeline.api import ChatAsk, ChatSession, ChatTurn, DocumentView
-from pipeline.chat import Answer, Chat
+from pipeline.chat import Chat
+from pipeline.conversation import Answer
 from pipeline.errors import ApiError
 from pipeline.origins import too_large
 from pipeline.parts import parts_of

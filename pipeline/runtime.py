@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from pipeline.api import AddCamera, CameraView, StatusView
 from pipeline.camera import CameraWorker, camera_id_of
+from pipeline.camerastore import CameraStore, StoredCamera
 from pipeline.config import CameraConfig, Config
 from pipeline.describer import Describer
 from pipeline.detect import DetectorError, DetectorProcess, DetectorStatus
@@ -39,12 +40,18 @@ _THREADS = 24
 class Runtime:
     """Everything that runs. Make it, `start` it, and `stop` it, all on one event loop.
 
+    Args:
+        keep_cameras: Cameras that are added and removed while running are remembered, and those of earlier runs come
+            back; without it only the configuration's are watched.
+
     Raises (in `start`):
         StoreError: The store cannot be used.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, keep_cameras: bool = False) -> None:
         self.config = config
+        self._keep_cameras = keep_cameras
+        self._stay_removed: list[str] = []
         self.started_s = now_s()
         self.feed = Feed()
         self.ledger = Ledger(config.serving.classes, config.service.latency_window_s)
@@ -79,8 +86,7 @@ class Runtime:
         self.api_headers = headers
         self._spawn(self.server.run())
         self._spawn(self.writer.keep_swept())
-        for camera in config.cameras:
-            self._start_camera(camera)
+        await self._start_cameras()
 
     async def stop(self) -> None:
         """End everything that was started; descriptions under way are cancelled and stored as such."""
@@ -120,7 +126,31 @@ class Runtime:
             trouble = await asyncio.to_thread(check_source, camera)
             if trouble:
                 raise ApiError(422, trouble)
-            return self._start_camera(camera).view()
+            worker = self._start_camera(camera)
+            self._stay_removed = [gone for gone in self._stay_removed if gone != name]
+            if self._keep_cameras:
+                kept = StoredCamera(worker.camera_id, camera, removed=False)
+                await self.writer.now(lambda: self._camera_store.keep(kept))
+            return worker.view()
+
+    async def _start_cameras(self) -> None:
+        """Those of the configuration without those that were removed, then those that were added."""
+        self._camera_store = CameraStore(self.store.database)
+        stored = await asyncio.to_thread(self._camera_store.cameras) if self._keep_cameras else []
+        removed = [one.camera for one in stored if one.removed]
+        for camera in self.config.cameras:
+            if camera in removed:
+                self._stay_removed.append(camera.name)
+            else:
+                self._start_camera(camera)
+        configured = {camera.name for camera in self.config.cameras}
+        for one in stored:
+            taken = one.camera_id in self.cameras or one.camera.name in configured
+            if not (one.removed or taken) and len(self.cameras) < self.config.service.max_cameras:
+                self._start_camera(one.camera, one.camera_id)
+        if self._keep_cameras:
+            sources = {camera.source for camera in self.config.cameras} | {one.camera.source for one in stored}
+            await asyncio.to_thread(self.uploads.clear, sources)
 
     async def remove_camera(self, camera_id: str) -> None:
         """Stop watching a camera; what it has waiting or running is cancelled.
@@ -130,6 +160,12 @@ class Runtime:
         """
         worker = self.camera(camera_id)
         del self.cameras[camera_id]
+        if self._keep_cameras:
+            if worker.camera in self.config.cameras:
+                gone = StoredCamera(camera_id, worker.camera, removed=True)
+                await self.writer.now(lambda: self._camera_store.keep(gone))
+            else:
+                await self.writer.now(lambda: self._camera_store.forget(camera_id))
         await asyncio.to_thread(worker.close)
         self.describer.cancel(camera_id, None, "camera removed")
         if self._detector is not None:
@@ -149,8 +185,8 @@ class Runtime:
             raise ApiError(404, f"camera {camera_id[:64]!r} does not exist; GET /cameras lists them")
         return worker
 
-    def _start_camera(self, camera: CameraConfig) -> CameraWorker:
-        base = camera_id = camera_id_of(camera.name)
+    def _start_camera(self, camera: CameraConfig, camera_id: str | None = None) -> CameraWorker:
+        base = camera_id = camera_id or camera_id_of(camera.name)
         number = 1
         while camera_id in self.cameras:
             number += 1
@@ -186,10 +222,13 @@ class Runtime:
                 found.append(detector.warning)
             if detector.state == "failed":
                 found.append(f"nobody is detected: {detector.detail}")
+        if self._stay_removed:
+            names = ", ".join(self._stay_removed)
+            found.append(f"not watched, for it was removed in the page: {names}; add it again there")
         if self.writer.problem:
             found.append(f"nothing is stored: {self.writer.problem}")
         if self.writer.lost:
-            found.append(f"{self.writer.lost} request records were not stored")
+            found.append(f"{self.writer.lost} records were not stored")
         return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, String, Table, Text
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x46436861  # "FCha", in the database's header: nobody else's file is taken for ours
 
 metadata = MetaData()
@@ -68,6 +68,48 @@ requests = Table(
     Column("reason", String),
 )
 Index("requests_by_time", requests.c.due_s)
+
+chats = Table(
+    "chats",
+    metadata,
+    Column("session_id", String, primary_key=True),
+    Column("created_s", Float, nullable=False),
+    Column("used_s", Float, nullable=False),
+)
+Index("chats_by_use", chats.c.used_s)
+
+chat_turns = Table(
+    "chat_turns",
+    metadata,
+    Column("turn_id", Integer, primary_key=True),
+    Column("session_id", ForeignKey("chats.session_id", ondelete="CASCADE"), nullable=False),
+    Column("answer_id", String, nullable=False),  # of the answer that this is, or that answers it
+    Column("turn", Text, nullable=False),  # an api.ChatTurn as JSON
+    Column("told", Boolean, nullable=False),  # the next prompt may hold it
+    Column("document_id", String),
+    Column("had_picture", Boolean, nullable=False),
+)
+Index("chat_turns_by_session", chat_turns.c.session_id, chat_turns.c.turn_id)
+Index("chat_turns_by_answer", chat_turns.c.answer_id)
+Index("chat_turns_by_document", chat_turns.c.document_id)
+
+documents = Table(
+    "documents",
+    metadata,
+    Column("document_id", String, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("text", Text, nullable=False),
+    Column("used_s", Float, nullable=False),
+)
+Index("documents_by_use", documents.c.used_s)
+
+cameras = Table(
+    "cameras",
+    metadata,
+    Column("camera_id", String, primary_key=True),
+    Column("camera", Text, nullable=False),  # a config.CameraConfig as JSON, which never holds a password
+    Column("removed", Boolean, nullable=False),  # one of the configuration that was removed; else one that was added
+)
 
 DDL_FULL_TEXT = (
     "CREATE VIRTUAL TABLE descriptions_text USING fts5(text, camera, content='descriptions', content_rowid='row_id', "

@@ -18,9 +18,11 @@ from fastapi import FastAPI
 
 from pipeline import routes_cameras, routes_chat, routes_descriptions, routes_status
 from pipeline.chat import Chat
+from pipeline.chatstore import ChatStore
 from pipeline.config import Config
+from pipeline.database import StoreError
 from pipeline.describe import encode_jpeg, frame_view
-from pipeline.documents import Documents
+from pipeline.documents import Document, Documents
 from pipeline.errors import add_handlers
 from pipeline.live import MAX_WISH_BYTES, Live, Pulse
 from pipeline.origins import Gate
@@ -28,8 +30,9 @@ from pipeline.parts import STOPPING, Parts
 from pipeline.pictures import Pictures
 from pipeline.prompt import PromptBuilder
 from pipeline.runtime import Runtime
-from pipeline.store import Store, StoreError
+from pipeline.store import Store
 from pipeline.tokens import TokenCounter
+from serving.records import now_s
 
 _STOP_S = 5
 _TIMELINE_S = 120.0
@@ -41,11 +44,10 @@ def create_app(config: Config) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        runtime = Runtime(config)
-        await asyncio.to_thread(runtime.uploads.clear, {camera.source for camera in config.cameras})
+        runtime = Runtime(config, keep_cameras=True)
         await runtime.start()
         counter = TokenCounter(config.serving.server.endpoint, runtime.api_headers)
-        parts = _assemble(config, runtime, counter)
+        parts = await _assemble(config, runtime, counter)
         app.state.parts = parts
         try:
             yield
@@ -62,8 +64,13 @@ def create_app(config: Config) -> FastAPI:
     return app
 
 
-def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> Parts:
-    documents = Documents()
+async def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> Parts:
+    chats = ChatStore(runtime.store.database)
+
+    async def keep(document: Document) -> None:
+        await runtime.writer.now(lambda: chats.add_document(document, now_s()))
+
+    documents = Documents(keep, await asyncio.to_thread(chats.documents))
     prompts = PromptBuilder(
         config,
         counter,
@@ -99,7 +106,10 @@ def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> Parts:
         picture=picture,
         camera_name=camera_name,
         unready=runtime.server.why_not,
+        chats=chats,
+        later=runtime.writer.later,
     )
+    await chat.restore()
     pictures = Pictures(runtime.cameras.get, config.service.live_rate_hz)
     live = Live(
         runtime.feed, pictures, Pulse(status, latency), lambda: list(runtime.cameras), config.service.live_width_px

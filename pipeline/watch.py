@@ -12,11 +12,11 @@ from typing import IO, Any
 
 from pipeline.api import DescriptionView
 from pipeline.config import Config
+from pipeline.database import StoreError
 from pipeline.feed import ACTIVE_STATES, Subscription
 from pipeline.runtime import Runtime
 from pipeline.serverwatch import api_headers
 from pipeline.source import check_source, mask_source
-from pipeline.store import StoreError
 from serving.attach import UnreachableError, describe_running
 from serving.command import ServerError
 from serving.server import ModelServer

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.api import DescriptionView
-from pipeline.store import Store, StoreError
+from pipeline.database import StoreError
+from pipeline.store import Store
 from serving.records import RequestRecord, now_s
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class StoreWriter:
 
     Attributes:
         problem: Why the last write failed, one line; empty when it did not.
-        lost: Request records given up because the disk was too slow or refused.
+        lost: Request records and chat turns given up because the disk was too slow or refused.
     """
 
     def __init__(self, store: Store, on_record: Callable[[RequestRecord], None] | None = None) -> None:
@@ -36,28 +37,38 @@ class StoreWriter:
 
     async def description(self, view: DescriptionView, thumbnail: bytes | None) -> bool:
         """Store an ended description; False when that failed (`problem` says why)."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._do, lambda: self.store.add_description(view, thumbnail)
-        )
+        return await self.now(lambda: self.store.add_description(view, thumbnail))
 
     def request(self, record: RequestRecord) -> None:
         """Store a request record, soon. From any thread; returns at once."""
+
+        def keep() -> None:
+            if self._on_record is not None:
+                self._on_record(record)
+            self.store.add_request(record)
+
+        self.later(keep)
+
+    def later(self, write: Callable[[], None]) -> None:
+        """Do any write, soon. From any thread; returns at once."""
         with self._lock:
             if self._pending >= _MAX_PENDING:
                 self.lost += 1
                 return
             self._pending += 1
         try:
-            self._thread.submit(self._keep, record)
+            self._thread.submit(self._take, write)
         except RuntimeError:  # closed: what ends this late is not recorded
             self.lost += 1
 
-    def _keep(self, record: RequestRecord) -> None:
+    async def now(self, write: Callable[[], None]) -> bool:
+        """Do any write and return when it is done; False when it failed (`problem` says why)."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, write)
+
+    def _take(self, write: Callable[[], None]) -> None:
         with self._lock:
             self._pending -= 1
-        if self._on_record is not None:
-            self._on_record(record)
-        if not self._do(lambda: self.store.add_request(record)):
+        if not self._do(write):
             self.lost += 1
 
     def _do(self, write: Callable[[], None]) -> bool:

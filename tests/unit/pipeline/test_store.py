@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from pipeline.api import DescriptionView
 from pipeline.config import StoreConfig
-from pipeline.store import DATABASE_NAME, ORPHAN_AGE_S, Store, StoreError, fts_query
+from pipeline.database import DATABASE_NAME, StoreError
+from pipeline.store import Store, fts_query
+from pipeline.thumbnails import ORPHAN_AGE_S
 from serving.records import ErrorKind, Gap, Outcome, RequestError, RequestRecord
 
 JPEG = b"\xff\xd8" + bytes(2000) + b"\xff\xd9"
