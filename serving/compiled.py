@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_SOURCES = ("compiled.py", "simstate.py", "simblocks.py", "simkernel.py")
+_SOURCES = ("compiled.py", "simstate.py", "simblocks.py", "simkernel.py", "simrun.py")
 
 
 def _cache_folder() -> Path | None:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from serving.config import Device, ImageTokens, ServerConfig
 from serving.latency import Percentiles, percentiles
 from serving.records import Gap, Outcome, RequestRecord
-from serving.simkernel import DECODE_FIRST, FIXED_SPLITS, FULL, PREFILL_FIRST, STEP_COLUMNS, STUCK, VLLM, advance
+from serving.simkernel import DECODE_FIRST, FIXED_SPLITS, PREFILL_FIRST, VLLM
+from serving.simrun import FULL, STEP_COLUMNS, STUCK, advance
 from serving.simstate import LOGGED, NOTED, STATE, Rules, Sim, SimImage, SimRequest, new_sim
 from serving.steptime import FEATURE_NAMES, StepTime
 from serving.workload import PlannedRequest

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.simkernel import FEATURES, STUCK, VLLM
+from serving.simkernel import FEATURES, VLLM
+from serving.simrun import STUCK
 from serving.simstate import STATE, Rules, SimImage, SimRequest, new_sim
 from serving.simulate import run_to_end
 
