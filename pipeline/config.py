@@ -96,7 +96,7 @@ class TriggerConfig(StrictModel):
     rescene_change: Fraction = 0.0  # 0: off; else again when the surroundings' histogram moved this far
     reentry_window_s: Annotated[float, Field(ge=0)] = 10.0
     reentry_distance: Annotated[float, Field(ge=0)] = 1.5  # in box heights
-    reentry_similarity: Fraction = 0.7  # of the colour signatures, 1: the same colours
+    reentry_similarity: Fraction = 0.8  # of the colour signatures, 1: the same colours
     retry_after_s: PositiveSeconds = 5.0  # a request that was dropped or failed is tried again, while seen
     max_in_flight: PositiveInt = 2
     max_waiting: PositiveInt = 8
@@ -158,6 +158,12 @@ class StoreConfig(StrictModel):
     thumbnail_side_px: PositiveInt = 192
 
 
+class ComparisonsConfig(StrictModel):
+    """Where comparisons of token budgets are kept, a folder each."""
+
+    folder: Path = Path("comparisons")
+
+
 class ServiceConfig(StrictModel):
     """The pipeline's HTTP API."""
 
@@ -189,6 +195,7 @@ class Config(StrictModel):
     describe: DescribeConfig = DescribeConfig()
     chat: ChatConfig = ChatConfig()
     store: StoreConfig = StoreConfig()
+    comparisons: ComparisonsConfig = ComparisonsConfig()
     service: ServiceConfig = ServiceConfig()
     ui: UiConfig = UiConfig()
     run_folder: Path = Path("runs")

@@ -14,9 +14,11 @@ from pipeline.frame import Detection, Image
 from pipeline.weights import resolve_weights, ultralytics_environment
 
 _LOW_CONFIDENCE = 0.1  # ByteTrack keeps a known track alive on detections down to this
-_MATCH = 0.93  # of 1 - overlap * confidence; the library's 0.8 is for every frame, here people move on in between
+_MATCH = 0.9  # of 1 - overlap; the library's 0.8 is for every frame, here people move on in between
 _SAME_OVERLAP, _SAME_INSIDE = 0.6, 0.85  # of two boxes: intersection over union, and over the smaller one
-_REMEMBER_S = 3.0  # a track not found for so long is over; the trigger's re-entry logic takes it from there
+# A track not found for so long is over: it only looks for overlap, and would go on with whoever comes by. The trigger's
+# re-entry logic, which also asks for the same colours, takes it from there.
+_REMEMBER_S = 1.0
 
 
 class DetectorError(RuntimeError):
@@ -168,6 +170,9 @@ class Detector:
             new_track_thresh=self.config.confidence,
             track_low_thresh=min(_LOW_CONFIDENCE, self.config.confidence),
             match_thresh=_MATCH,
+            # Overlap counts alone. Times a confidence of 0.2 to 0.5 it stays below what the tracker asks before it
+            # believes a new track (0.3, fixed), and people who are found in every picture never get one.
+            fuse_score=False,
             track_buffer=max(2, round(self.config.rate_hz * _REMEMBER_S)),
         )
         if self.config.tracker == "botsort":

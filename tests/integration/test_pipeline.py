@@ -17,16 +17,15 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config, load_config
-from pipeline.frame import Box
 from pipeline.watch import run_watch
-from samples import backdrops, video, walkers
+from samples import video
 from serving.server import ModelServer
 from tests.integration.served import device_setting, free_port
+from tests.sample_truth import expected_walkers, people_of_the_sample, who_is_there
 from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample.yaml"
-_MATCH_IOU = 0.3
 _LIMITS = "ttft_p95_ms: 10000, itl_p99_ms: 1000, max_tokens"
 # Answers whose length is known, whatever the model has to say: `ignore_eos` is vLLM's.
 LONG_ANSWERS = (
@@ -42,40 +41,6 @@ def deployment(endpoint: str, folder: Path, *more: str) -> Config:
     return load_config(SAMPLE, overrides=overrides)
 
 
-# --- what the sample video shows -------------------------------------------------------------------------------------
-
-
-def people_of_the_sample() -> tuple[list[walkers.Walker], walkers.Stage]:
-    """The walkers of `samples.video.street`, drawn from the same seed."""
-    rng = np.random.default_rng(video.SEED)
-    place = backdrops.drawn(rng, video.WIDTH_PX, video.HEIGHT_PX, "street")
-    stage = walkers.make_stage(place, 150.0, 290.0)
-    return walkers.crowd(rng, stage, video.STREET_S, every_s=3.2), stage
-
-
-def true_box(walker: walkers.Walker, stage: walkers.Stage, at_s: float) -> Box | None:
-    """About where a walker is, as fractions of the picture; None while out of it."""
-    person = walkers.placed(walker, stage, at_s)
-    if person is None:
-        return None
-    half = 0.19 * person.height_px
-    return (
-        (person.x_px - half) / video.WIDTH_PX,
-        (person.y_px - person.height_px) / video.HEIGHT_PX,
-        (person.x_px + half) / video.WIDTH_PX,
-        person.y_px / video.HEIGHT_PX,
-    )
-
-
-def overlap(one: Box, other: Box) -> float:
-    """Intersection over union."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    shared = max(0.0, width) * max(0.0, height)
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
-    return shared / (sum(areas) - shared) if shared else 0.0
-
-
 def who_was_described(found: list[dict[str, Any]]) -> Counter[int]:
     """How often each walker was described, by box and time. -1: nobody is there.
 
@@ -85,25 +50,12 @@ def who_was_described(found: list[dict[str, Any]]) -> Counter[int]:
     first_s = min(item["frame_s"] for item in found)
     best: tuple[float, list[int]] = (-1.0, [])
     for start_s in np.arange(0.0, 8.0, 1 / video.FPS):
-        total, chosen = 0.0, []
-        for item in found:
-            at_s = item["frame_s"] - first_s + float(start_s)
-            boxes = [true_box(walker, stage, at_s) for walker in people]
-            scores = [0.0 if box is None else overlap(tuple(item["box"]), box) for box in boxes]
-            index = int(np.argmax(scores))
-            total += scores[index]
-            chosen.append(index if scores[index] >= _MATCH_IOU else -1)
-        best = max(best, (total, chosen))
+        seen = [
+            who_is_there(tuple(item["box"]), item["frame_s"] - first_s + float(start_s), people, stage)
+            for item in found
+        ]
+        best = max(best, (sum(score for _, score in seen), [index for index, _ in seen]))
     return Counter(best[1])
-
-
-def well_seen(walker: walkers.Walker, stage: walkers.Stage) -> bool:
-    """Whole in the picture for two seconds of the video or more."""
-    inside = 0
-    for index in range(round(video.STREET_S * video.FPS)):
-        box = true_box(walker, stage, index / video.FPS)
-        inside += box is not None and min(box) > 0.01 and max(box) < 0.99
-    return inside >= 2 * video.FPS
 
 
 def test_the_sample_video_is_described_once_per_person_and_jsonl_is_well_formed(
@@ -128,15 +80,15 @@ def test_the_sample_video_is_described_once_per_person_and_jsonl_is_well_formed(
     assert len({item["person"] for item in found}) == len(found)
 
     described = who_was_described(found)
-    people, stage = people_of_the_sample()
-    expected = {index for index, walker in enumerate(people) if well_seen(walker, stage)}
+    expected = expected_walkers()
     described.pop(-1, None)
     twice = {index: count for index, count in described.items() if count > 1}
     missed = expected - set(described)
     print(f"well seen {len(expected)}, described {len(described)}, twice {twice}, missed {sorted(missed)}")
     assert sum(count - 1 for count in twice.values()) <= 1, twice
-    # The bundled detector is the limit: 5 of 13 in the run that set this bound. A better one should raise it.
-    assert len(expected - missed) >= 3, missed
+    # 8 to 10 of 13 without a model server beside the detector (test_recall.py), 6 or 7 where that leaves it 3 or 4
+    # pictures a second instead of 5.
+    assert len(expected - missed) >= 5, missed
 
 
 def test_chat_and_camera_share_the_server(endpoint: str, tmp_path: Path) -> None:
