@@ -57,7 +57,7 @@ class Experiment(StrictModel):
         max_in_flight: A cap on requests at once, or None; time spent behind it is reported.
         planned_s: How long the whole was expected to take at the start.
         steps: The server records its steps, so that gaps can be attributed.
-        pictures: Where the pictures came from, as on the command line.
+        pictures: Where the pictures came from, as on the command line. replay: The file of replayed arrivals.
         notes: What a reader must know, such as a setting of the deployment that is off in the comparison.
     """
 
@@ -80,6 +80,7 @@ class Experiment(StrictModel):
     attached: bool = False
     steps: bool = False
     pictures: str = ""
+    replay: str | None = None
     notes: list[str] = []
     versions: dict[str, str] = {}
     machine: dict[str, Any] = {}

@@ -1,0 +1,300 @@
+"""What `framechat compare` does: work out the arms and the plan, run it, show the table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.config import Config
+from serving.compare.arms import (
+    MAX_ROUNDS,
+    budget_arms,
+    check_arms,
+    plan_blocks,
+    read_variants,
+    rounds_for,
+    starts,
+    step_budget_arms,
+)
+from serving.compare.experiment import (
+    BETWEEN_S,
+    START_GUESS_S,
+    Comparison,
+    Means,
+    check_lengths,
+    expected_s,
+)
+from serving.compare.hosts import Host, OwnServer, RunningServer
+from serving.compare.machine import machine_facts, versions
+from serving.compare.plan import Arm, Experiment, Progress
+from serving.compare.report import write_report
+from serving.compare.summary import Summary, summarise
+from serving.compare.tables import ComparisonError, read_experiment, read_results, write_json
+from serving.config import ServingConfig
+from serving.load.trace import read_trace
+from serving.records import now_s
+from serving.workload import Workload
+from ui.compare_pictures import load_pictures
+from ui.compare_table import show_summary
+from ui.plan_simulate import read_workload
+
+EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
+DEFAULT_ROUNDS = 10
+_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """What `framechat compare` was asked, as on its command line."""
+
+    budgets: tuple[int, ...]
+    step_budgets: tuple[int, ...]
+    variants: Path | None
+    load: Path
+    rounds: int | None
+    requests: int | None
+    block_s: float | None
+    warm_up_s: float | None
+    drain_s: float
+    rounds_per_start: int
+    seed: int | None
+    replay: Path | None
+    pictures: str
+    cache_friendly: bool
+    max_in_flight: int | None
+    name: str | None
+    resume: str | None
+    redraw: Path | None
+    server_folder: Path | None
+    command: list[str]
+
+
+def run_compare(options: CompareOptions, config: Config) -> int:
+    """Run, resume or redraw a comparison; the exit code.
+
+    Raises:
+        ValueError: (its kinds included, `ComparisonError` and `OSError`) What was asked cannot be done; the message is
+            one line.
+    """
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    if options.redraw is not None:
+        results = read_results(options.redraw)
+        summary = summarise(results)
+        write_json(options.redraw / "summary.json", summary)
+        write_report(results, summary)
+        show_summary(console, summary, options.redraw)
+        return 0
+    parent = config.comparisons.folder.expanduser().absolute()
+    if options.resume is not None:
+        folder = parent / options.resume
+        experiment = read_experiment(folder)
+        resumed = Config.model_validate(experiment.config)
+        # The server's own variables may hold secrets and are not kept: they come from the deployment file again.
+        server = resumed.serving.server.model_copy(update={"env": config.serving.server.env})
+        config = resumed.model_copy(update={"serving": resumed.serving.model_copy(update={"server": server})})
+        options = _as_it_was(options, experiment)
+    else:
+        folder = parent / (options.name or time.strftime("%Y%m%d-%H%M%S"))
+        if (folder / "experiment.json").exists():
+            raise ComparisonError(f"{folder} is there already; --resume {folder.name}, or choose another --name")
+        experiment = make_experiment(options, config, folder.name)
+    return _run(options, config, experiment, folder, console)
+
+
+def _as_it_was(options: CompareOptions, experiment: Experiment) -> CompareOptions:
+    from dataclasses import replace  # noqa: PLC0415
+
+    return replace(options, pictures=experiment.pictures)
+
+
+def make_experiment(options: CompareOptions, config: Config, name: str) -> Experiment:
+    """The comparison that was asked for.
+
+    Raises:
+        ValueError: It cannot be; the message is one line.
+    """
+    serving = config.serving
+    workload = _workload(options, serving)
+    arms = check_arms(_arms(options, serving), serving)
+    seed = workload.seed
+    warm_up_s = options.warm_up_s if options.warm_up_s is not None else min(10.0, workload.duration_s / 6)
+    if warm_up_s >= workload.duration_s:
+        raise ValueError(f"--warm-up-s is {warm_up_s:g}, allowed: less than a block ({workload.duration_s:g} s)")
+    if options.rounds is not None and options.requests is not None:
+        raise ValueError("--rounds and --requests are both given, allowed: one of them")
+    trace = None if options.replay is None else read_trace(options.replay)
+    rounds = options.rounds or DEFAULT_ROUNDS
+    if options.requests is not None:
+        rounds = rounds_for(workload, requests=options.requests, warm_up_s=warm_up_s, seed=seed, trace=trace)
+    plan = plan_blocks(arms, serving, rounds=rounds, rounds_per_start=options.rounds_per_start, seed=seed)
+    problem = None
+    if serving.server.base_url is None:
+        seeds = [seed * MAX_ROUNDS + round_ for round_ in range(rounds)]
+        problem = check_lengths(workload, seeds, serving.server, serving.server.max_model_len)
+    if problem is not None:
+        raise ValueError(problem)
+    tree = config.model_dump(mode="json")
+    tree["serving"]["server"]["env"] = {}
+    by_name = {arm.name: arm for arm in arms}
+    block_s = workload.duration_s + BETWEEN_S + min(options.drain_s, 10.0)
+    return Experiment(
+        name=name,
+        created_s=now_s(),
+        command=options.command,
+        config=tree,
+        workload=workload,
+        classes={name: serving.classes[name] for name in workload.classes},
+        arms=arms,
+        plan=plan,
+        seed=seed,
+        block_s=workload.duration_s,
+        warm_up_s=warm_up_s,
+        drain_s=options.drain_s,
+        cache_friendly=options.cache_friendly,
+        max_in_flight=options.max_in_flight,
+        planned_s=expected_s(plan, by_name, serving, block_s=block_s, start_s=START_GUESS_S),
+        attached=serving.server.base_url is not None,
+        steps=serving.server.scheduler_plugin
+        and (serving.server.base_url is None or options.server_folder is not None),
+        pictures=options.pictures,
+        replay=None if options.replay is None else str(options.replay),
+        notes=_notes(arms, serving),
+        versions=versions(),
+        machine=machine_facts(),
+    )
+
+
+def _workload(options: CompareOptions, serving: ServingConfig) -> Workload:
+    workload = read_workload(options.load)
+    unknown = sorted(set(workload.classes) - set(serving.classes))
+    if unknown:
+        raise ValueError(
+            f"{options.load.name} has class {', '.join(unknown)}, allowed: those of serving.classes "
+            f"({', '.join(serving.classes)})"
+        )
+    changes: dict[str, object] = {}
+    if options.block_s is not None:
+        changes["duration_s"] = options.block_s
+    if options.seed is not None:
+        changes["seed"] = options.seed
+    return workload.model_copy(update=changes)
+
+
+def _arms(options: CompareOptions, serving: ServingConfig) -> list[Arm]:
+    attached = serving.server.base_url is not None
+    arms = [*budget_arms(options.budgets), *step_budget_arms(options.step_budgets, attached=attached)]
+    if options.variants is not None:
+        arms += read_variants(options.variants)
+    if not arms and attached:
+        arms = [Arm(name="as it runs", kind="variant")]
+    return arms
+
+
+def _notes(arms: list[Arm], serving: ServingConfig) -> list[str]:
+    notes = []
+    threshold = serving.server.long_prefill_token_threshold
+    if threshold and serving.server.base_url is None and any(arm.kind != "variant" for arm in arms):
+        notes.append(
+            f"the deployment's long_prefill_token_threshold ({threshold}) is off in the budget arms, for it would hide "
+            "what the budget does; compare it as a variant"
+        )
+    if serving.server.base_url is not None:
+        notes.append("the server was running already and is not ours to restart: its other settings are as they were")
+    return notes
+
+
+def _run(options: CompareOptions, config: Config, experiment: Experiment, folder: Path, console: Console) -> int:
+    serving = config.serving
+    pictured = any(load.pictures is not None for load in experiment.workload.classes.values())
+    key = os.environ.get(serving.server.api_key_env) or None
+    host: Host
+    if serving.server.base_url is None:
+        host = OwnServer(folder / "servers")
+    else:
+        host = RunningServer(serving.server, api_key=key, folder=options.server_folder)
+    means = Means(
+        serving=serving,
+        host=host,
+        pictures=load_pictures(options.pictures) if pictured else None,
+        picture_first=config.describe.picture_first,
+        trace=None if experiment.replay is None else read_trace(Path(experiment.replay)),
+        api_key=key,
+    )
+    _announce(console, experiment, folder, serving)
+    said = _Progress(console)
+    comparison = Comparison(folder, experiment, means, on_progress=said)
+    summary = asyncio.run(_until_stopped(comparison))
+    if summary is None:
+        results = comparison.results
+        show_summary(console, summarise(results), folder)
+        console.print(f"Interrupted; go on with: framechat compare --resume {folder.name}")
+        return EXIT_INTERRUPTED
+    show_summary(console, summary, folder)
+    return EXIT_FAILED if all(arm.reason is not None for arm in comparison.experiment.arms) else 0
+
+
+async def _until_stopped(comparison: Comparison) -> Summary | None:
+    """Run it; None when Ctrl-C or SIGTERM ended it, whose first call finishes what is being written."""
+    task = asyncio.ensure_future(comparison.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):
+                loop.remove_signal_handler(number)
+
+
+def _announce(console: Console, experiment: Experiment, folder: Path, serving: ServingConfig) -> None:
+    running = [arm for arm in experiment.arms if arm.reason is None]
+    console.print(f"{len(running)} arms, {len(experiment.plan)} blocks of {experiment.block_s:g} s, in {folder}")
+    count = starts(experiment.plan, {arm.name: arm for arm in running}, serving)
+    console.print(
+        f"About {_duration(experiment.planned_s)}"
+        + ("" if experiment.attached else f", {count} server starts of about {START_GUESS_S:g} s among it")
+    )
+    for arm in experiment.arms:
+        if arm.reason is not None:
+            console.print(f"{arm.name} is refused: {arm.reason}", soft_wrap=True)
+    for note in experiment.notes:
+        console.print(note, soft_wrap=True)
+
+
+class _Progress:
+    """Prints a line where something changed, not one a second."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def __call__(self, progress: Progress) -> None:
+        where = "" if progress.block is None else f"block {progress.blocks_done + 1}/{progress.blocks_total}, "
+        arm = "" if progress.arm is None else f"{progress.arm}: "
+        what = progress.message or progress.state
+        line = f"{where}{arm}{what}"
+        if line == self._last:
+            return
+        self._last = line
+        left = "" if progress.remaining_s is None else f" ({_duration(progress.remaining_s)} left)"
+        self._console.print(f"{line}{left}", soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes >= 5 else f"{minutes} min {rest} s" if minutes else f"{rest} s"
