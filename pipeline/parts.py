@@ -8,8 +8,10 @@ from typing import cast
 from starlette.requests import HTTPConnection
 
 from pipeline.chat import Chat
+from pipeline.comparisons import Comparisons
 from pipeline.documents import Documents
 from pipeline.live import Live
+from pipeline.maintenance import Maintenance
 from pipeline.pictures import Pictures
 from pipeline.runtime import Runtime
 
@@ -25,6 +27,8 @@ class Parts:
     documents: Documents
     pictures: Pictures
     live: Live
+    maintenance: Maintenance
+    comparisons: Comparisons
 
     def end_streams(self) -> None:
         """The service is about to stop: whoever listens hears the end instead of a broken connection."""

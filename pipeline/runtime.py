@@ -61,6 +61,7 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._adding = asyncio.Lock()
         self._detector: DetectorProcess | None = None  # starts with the first camera
+        self.notice = ""  # what everybody should know now, e.g. that a comparison runs
 
     async def start(self) -> None:
         """Open the store, start the cameras, look for the model server."""
@@ -215,7 +216,7 @@ class Runtime:
 
     def warnings(self) -> list[str]:
         """What the user should know and can mend."""
-        found = []
+        found = [self.notice] if self.notice else []
         if self._detector is not None:
             detector = self._detector.status()
             if detector.warning:

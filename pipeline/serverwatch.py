@@ -23,6 +23,7 @@ from serving.command import ServerError
 from serving.config import ServerConfig
 from serving.enginemetrics import EngineFigures, EngineMetrics
 from serving.records import now_s
+from serving.scheduler.control import SchedulerControl, SchedulerControlError
 from serving.status import ServerStatus, read_status
 
 STATUS_FILE_VARIABLE = "FRAMECHAT_SERVER_STATUS"
@@ -55,6 +56,8 @@ class ServerWatch:
         self._http = httpx.AsyncClient(headers=headers, timeout=_PATIENCE_S, trust_env=server.base_url is not None)
         file = os.environ.get(STATUS_FILE_VARIABLE)
         self._file = Path(file) if file else None
+        self._control = SchedulerControl(self._file.parent, timeout_s=_POLL_S) if self._file is not None else None
+        self._step_budget: int | None = None
         self._metrics = EngineMetrics(api_key=self._api_key)
         self._engine = EngineFigures()
         self._engine_at_s: float | None = None
@@ -112,6 +115,7 @@ class ServerWatch:
         if answered:
             await self._describe()
             await self._read_engine()
+            self._step_budget = await asyncio.to_thread(self._moved_budget)
         state, detail = self._judge(told, answered, problem)
         was_ready = self.ready
         if state != self.view.state:
@@ -132,7 +136,7 @@ class ServerWatch:
             version=(facts and facts.version) or (told and told.version) or None,
             max_model_len=(facts and facts.max_model_len) or (told and told.max_model_len) or None,
             max_num_batched_tokens=budgets.max_num_batched_tokens if budgets is not None else None,
-            max_num_scheduled_tokens=budgets.max_num_scheduled_tokens if budgets is not None else None,
+            max_num_scheduled_tokens=self._step_budget or (budgets.max_num_scheduled_tokens if budgets else None),
             long_prefill_token_threshold=budgets.long_prefill_token_threshold if budgets is not None else None,
         )
         if self.ready != was_ready:
@@ -179,6 +183,16 @@ class ServerWatch:
         with contextlib.suppress(ServerError):  # it answers; what it is will be known at the next try
             self._facts = await describe_running(self._endpoint, self._api_key)
             self._facts_at_s = now_s()
+
+    def _moved_budget(self) -> int | None:
+        """The step budget where it was moved since the server started; None otherwise, or not known. Blocks."""
+        if self._control is None or not self._control.path.exists():
+            return None
+        try:
+            state = self._control.state()
+        except SchedulerControlError:
+            return None
+        return None if state.step_budget == state.configured else state.step_budget
 
     async def _read_engine(self) -> None:
         figures = await self._metrics.read(self._root)

@@ -16,15 +16,17 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from pipeline import routes_cameras, routes_chat, routes_descriptions, routes_status
+from pipeline import routes_cameras, routes_chat, routes_compare, routes_descriptions, routes_status
 from pipeline.chat import Chat
 from pipeline.chatstore import ChatStore
+from pipeline.comparisons import Comparisons
 from pipeline.config import Config
 from pipeline.database import StoreError
 from pipeline.describe import encode_jpeg, frame_view
 from pipeline.documents import Document, Documents
 from pipeline.errors import add_handlers
 from pipeline.live import MAX_WISH_BYTES, Live, Pulse
+from pipeline.maintenance import Maintenance
 from pipeline.origins import Gate
 from pipeline.parts import STOPPING, Parts
 from pipeline.pictures import Pictures
@@ -52,6 +54,8 @@ def create_app(config: Config) -> FastAPI:
         try:
             yield
         finally:
+            await parts.comparisons.close()
+            await parts.maintenance.close()
             await parts.chat.close(STOPPING)
             await counter.close()
             await runtime.stop()
@@ -59,7 +63,7 @@ def create_app(config: Config) -> FastAPI:
     app = FastAPI(title="FrameChat", description=__doc__ or "", lifespan=lifespan)
     add_handlers(app)
     app.add_middleware(Gate, config=config)
-    for routes in (routes_status, routes_cameras, routes_descriptions, routes_chat):
+    for routes in (routes_status, routes_cameras, routes_descriptions, routes_chat, routes_compare):
         app.include_router(routes.router)
     return app
 
@@ -98,6 +102,7 @@ async def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> 
         seconds = _TIMELINE_S if everything else _NEWS_S
         return await asyncio.to_thread(lambda: runtime.figures.latency(None, seconds).model_dump_json())
 
+    maintenance = Maintenance(runtime, lambda: chat)
     chat = Chat(
         config,
         runtime.traffic,
@@ -105,7 +110,7 @@ async def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> 
         documents,
         picture=picture,
         camera_name=camera_name,
-        unready=runtime.server.why_not,
+        unready=lambda: maintenance.why_not() or runtime.server.why_not(),
         chats=chats,
         later=runtime.writer.later,
     )
@@ -114,7 +119,7 @@ async def _assemble(config: Config, runtime: Runtime, counter: TokenCounter) -> 
     live = Live(
         runtime.feed, pictures, Pulse(status, latency), lambda: list(runtime.cameras), config.service.live_width_px
     )
-    return Parts(runtime, chat, documents, pictures, live)
+    return Parts(runtime, chat, documents, pictures, live, maintenance, Comparisons(config, maintenance))
 
 
 class _Server(uvicorn.Server):
