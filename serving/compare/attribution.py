@@ -146,6 +146,28 @@ def attribute_gaps(
     return found
 
 
+def token_steps(requests: Sequence[RequestRow], steps: Sequence[StepRow]) -> list[list[tuple[float, StepRow | None]]]:
+    """For each row, every token-bearing chunk's arrival and the step that gave its last token (None: not recorded).
+
+    `steps` are one block's, in order.
+    """
+    block = _Block(steps, None, {}, 0.0)
+    found = []
+    for row in requests:
+        givers = block.givers(row)
+        arrivals = _arrivals(row)
+        found.append(
+            [(at_s, None if giver is None else steps[giver]) for at_s, giver in zip(arrivals, givers, strict=True)]
+        )
+    return found
+
+
+def _arrivals(row: RequestRow) -> list[float]:
+    if not row.gap_end_s:
+        return [] if row.first_token_s is None else [row.first_token_s]
+    return [row.gap_end_s[0] - row.gap_duration_s[0], *row.gap_end_s]
+
+
 @dataclass(slots=True)
 class _Sum:
     """Parts while they are added up, one for each cause and request."""
@@ -182,12 +204,14 @@ class _Block:
                 self._seen[name].append((place, prefill, out))
 
     def gaps(self, row: RequestRow, places: Sequence[int]) -> list[Attribution]:
-        givers = self._givers(row)
+        givers = self.givers(row)
         return [self._gap(row, place, givers) for place in places]
 
-    def _givers(self, row: RequestRow) -> list[int | None]:
+    def givers(self, row: RequestRow) -> list[int | None]:
         """Of each token-bearing chunk the step that gave its last token."""
-        arrivals = [row.gap_end_s[0] - row.gap_duration_s[0], *row.gap_end_s]
+        arrivals = _arrivals(row)
+        if not arrivals:
+            return []
         giving = [(step, out) for step, _, out in self._seen.get(row.request_id, []) if out]
         if row.tokens_counted and row.completion_tokens is not None:
             first = row.completion_tokens - sum(row.gap_tokens)
