@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ui import page_live, page_plan
+from ui import page_compare, page_live, page_plan
 
 # Streamlit's own margins would cost a laptop a fifth of the screen. The links to the pages and Streamlit's menu lie
 # over the right end of each page's first line, which leaves a fifth of itself free for them.
@@ -38,6 +38,7 @@ def main() -> None:
     st.html(_FRAME)
     pages = [
         st.Page(page_live.show, title="Live", url_path="live", default=True),
+        st.Page(page_compare.show, title="Compare", url_path="compare"),
         st.Page(page_plan.show, title="Plan", url_path="plan"),
     ]
     chosen = st.navigation(pages, position="hidden")

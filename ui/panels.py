@@ -22,10 +22,10 @@ SESSION_KEY = "chat"  # in the page's address, so that a reload finds the conver
 
 def say_error(error: ServiceError) -> None:
     """Show why something could not be done, without moving the page."""
-    st.toast(_plain(str(error)), icon=":material/error:", duration="long")
+    st.toast(plain(str(error)), icon=":material/error:", duration="long")
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text of cameras, users and models as Markdown that shows exactly that text."""
     return "".join(f"\\{character}" if character in r"\`*_{}[]()<>#+-.!|~$:^=&" else character for character in text)
 
@@ -99,7 +99,7 @@ def _add_camera_forms(client: ServiceClient) -> None:
                 with st.spinner("Uploading to the service …"):
                     stored = client.upload_video(upload.name, upload, upload.type or "application/octet-stream")
             except ServiceError as error:
-                st.error(_plain(str(error)))
+                st.error(plain(str(error)))
             else:
                 _watch(client, AddCamera(source=stored, name=title.strip() or None, loop=again))
 
@@ -108,12 +108,12 @@ def _add_webcam(client: ServiceClient) -> None:
     try:
         devices = client.devices()
     except ServiceError as error:
-        st.error(_plain(str(error)))
+        st.error(plain(str(error)))
         return
     if not devices:
         st.info("The service's machine has no webcam. A network camera goes under “Address or file”.")
     for device in devices:
-        label = f"{_plain(device.name)} ({_plain(device.path)})"
+        label = f"{plain(device.name)} ({plain(device.path)})"
         if st.button(f"Watch {label}", key=f"webcam_{device.index}", width="stretch"):
             _watch(client, AddCamera(source=str(device.index), name=None))
     if st.button("Look again", icon=":material/refresh:"):
@@ -131,9 +131,9 @@ def _watch(client: ServiceClient, camera: AddCamera) -> None:
     try:
         added = client.add_camera(camera)
     except ServiceError as error:
-        st.error(_plain(str(error)))
+        st.error(plain(str(error)))
     else:
-        st.success(f"Watching {_plain(added.name)}.")
+        st.success(f"Watching {plain(added.name)}.")
 
 
 @st.fragment

@@ -24,10 +24,19 @@ from pipeline.api import (
     Problem,
     StatusView,
 )
+from pipeline.api_compare import (
+    BudgetView,
+    ComparisonResult,
+    ComparisonView,
+    RunningComparison,
+    SetBudget,
+    StartComparison,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 CALL_TIMEOUT_S = 5.0
 UPLOAD_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -136,6 +145,34 @@ class ServiceClient:
     def cancel_answer(self, answer_id: str) -> None:
         """Stop an answer; the model server drops its request."""
         self._call("POST", f"/chat/answers/{answer_id}/cancel")
+
+    def budget(self) -> BudgetView:
+        """The token budgets in force, and how a change goes."""
+        return self._parse(BudgetView, self._call("GET", "/server/budget"))
+
+    def set_budget(self, wanted: SetBudget) -> BudgetView:
+        """Apply a budget; a restart goes on in the service."""
+        return self._parse(BudgetView, self._call("POST", "/server/budget", json=wanted.model_dump()))
+
+    def comparisons(self) -> list[ComparisonView]:
+        """Comparisons, the newest first."""
+        return self._parse_list(ComparisonView, self._call("GET", "/comparisons"))
+
+    def comparison(self, name: str) -> ComparisonResult:
+        """One comparison with its summary."""
+        return self._parse(ComparisonResult, self._call("GET", f"/comparisons/{name}"))
+
+    def running_comparison(self) -> RunningComparison:
+        """The one that runs, or how the last one ended."""
+        return self._parse(RunningComparison, self._call("GET", "/comparisons/running"))
+
+    def start_comparison(self, wanted: StartComparison) -> RunningComparison:
+        """Start one."""
+        return self._parse(RunningComparison, self._call("POST", "/comparisons", json=wanted.model_dump(mode="json")))
+
+    def stop_comparison(self) -> None:
+        """Stop the one that runs."""
+        self._call("POST", "/comparisons/running/stop", timeout=STOP_TIMEOUT_S)
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:

@@ -16,11 +16,12 @@ from plotly.offline import get_plotlyjs
 
 from serving.compare import report_tables as tables
 from serving.compare.attribution import Attribution, attribute_stalls, in_words, totals_s
-from serving.compare.figures import TradeOff, distribution_figure, steps_figure, tradeoff_figure
+from serving.compare.figures import distribution_figure, steps_figure, tradeoff_figure
 from serving.compare.report_tables import text
-from serving.compare.summary import MS, ArmResult, Summary, counted_requests
+from serving.compare.summary import MS, Summary, counted_requests
 from serving.compare.tables import BlockData, Results
 from serving.compare.timeline import stalls_of, timeline_figure
+from serving.compare.tradeoff import tradeoff_points
 from serving.compare.words import CAMERA, CHAT, class_names, duration, listed, measured, run_time, verdict
 
 _TEMPLATE = Path(__file__).with_name("report.html")
@@ -122,22 +123,6 @@ def _tradeoff(page: _Page, summary: Summary) -> None:
         "intervals; where an upper end is missing there are too few samples to bound it.</p>"
     )
     page.add(page.figure(figure, label="Camera TTFT p95 against chat ITL p99"))
-
-
-def tradeoff_points(summary: Summary, group: str = "") -> list[TradeOff]:
-    """The trade-off curve's points, budgets in order."""
-    found = [
-        TradeOff(
-            arm.arm.name, arm.classes[CAMERA].ttft.p95, arm.classes[CHAT].itl.p99, arm.arm.kind != "variant", group
-        )
-        for arm in sorted(measured(summary), key=_budget)
-        if CAMERA in arm.classes and CHAT in arm.classes
-    ]
-    return [point for point in found if point.camera_ttft_p95.value is not None]
-
-
-def _budget(arm: ArmResult) -> int:
-    return arm.arm.budget or 0
 
 
 def _distributions(page: _Page, results: Results, summary: Summary) -> None:
