@@ -68,7 +68,12 @@ class CameraWorker:
         self._describer = describer
         self._batch = config.source.as_fast_as_possible and plays_out(camera)
         self._trigger = Trigger(
-            config.trigger, prefix=f"{camera_id}-", keep_margin=kept_margin(config.describe), batch=self._batch
+            config.trigger,
+            prefix=f"{camera_id}-",
+            keep_margin=kept_margin(config.describe),
+            batch=self._batch,
+            # People in a file that plays but once do not come again: they wait in the queue instead.
+            may_pick=(lambda: True) if plays_out(camera) else describer.takes,
         )
         self._reader: CameraReader | None = None
         self._lock = threading.Lock()

@@ -115,10 +115,14 @@ class Describer:
         """Give up what is waiting or running for a person, or for a whole camera."""
         self._loop.call_soon_threadsafe(self._cancel, camera_id, person_id, reason)
 
+    def takes(self) -> bool:
+        """Whether the model server can be asked, or will be again soon: it is only held for a while."""
+        return self._ready or bool(self._held)
+
     def has_room(self) -> bool:
-        """Whether one more job would displace none that waits."""
+        """Whether one more job could be sent, and would displace none that waits."""
         with self._lock:
-            return len(self._waiting) + self._submitted < self._limits.max_waiting
+            return self.takes() and len(self._waiting) + self._submitted < self._limits.max_waiting
 
     # --- on the loop ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
@@ -90,17 +90,26 @@ class Trigger:
         prefix: Put before person ids, to make them unique among cameras.
         keep_margin: A view keeps the box and so many box heights around it; None keeps the whole frame.
         batch: Files played as fast as possible: time is the position in the file, and nothing is cancelled for age.
+        may_pick: Whether the model server can take a request. While it cannot, nobody is picked, for a person is due
+            from then on; the newest good view of them is kept, and who leaves meanwhile is counted with that reason.
 
     All methods may be called from any thread.
     """
 
     def __init__(
-        self, config: TriggerConfig, *, prefix: str = "", keep_margin: float | None = None, batch: bool = False
+        self,
+        config: TriggerConfig,
+        *,
+        prefix: str = "",
+        keep_margin: float | None = None,
+        batch: bool = False,
+        may_pick: Callable[[], bool] = lambda: True,
     ) -> None:
         self._config = config
         self._prefix = prefix
         self._keep_margin = keep_margin
         self._batch = batch
+        self._may_pick = may_pick
         self._lock = threading.RLock()
         self._tracks: dict[int, Track] = {}
         self._people: dict[str, Person] = {}
@@ -241,7 +250,8 @@ class Trigger:
             person.last_problem = quality.problem
         holder = track if person is None else person
         best = holder.best
-        if best is None or (quality.good, quality.score) > (best.quality.good, best.quality.score):
+        newest = quality.good and not self._may_pick()  # nobody is to be described from a view of minutes ago
+        if best is None or newest or (quality.good, quality.score) > (best.quality.good, best.quality.score):
             holder.best = take_view(frame, detection, quality, self._keep_margin)
 
     def _confirm(self, track: Track) -> None:
@@ -328,6 +338,7 @@ class Trigger:
 
     def _decide(self, due_s: float) -> list[Decision]:
         decisions = []
+        may_pick = self._may_pick()
         for person in list(self._people.values()):
             gone_s = self._now_s - person.last_seen_s
             if person.scene is None:
@@ -341,7 +352,12 @@ class Trigger:
                 continue
             if self._wants(person):
                 reason = self._why_now(person, gone_s)
-                if reason and person.best is not None:
+                if reason and person.best is not None and not may_pick:
+                    if gone_s > _LEFT_AFTER_S:
+                        person.say("skipped", "left before the model server was ready")
+                    else:
+                        person.say("watched", "waiting for the model server")
+                elif reason and person.best is not None:
                     decisions.append(self._describe(person, reason, due_s))
                     continue
             if gone_s > max(self._config.reentry_window_s, _LEFT_AFTER_S):

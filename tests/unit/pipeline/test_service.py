@@ -14,6 +14,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from pipeline.config import Config
+from serving.records import now_s
 from tests.scripted_server import Cut, Script, ScriptedServer, Send, chunk
 from tests.unit.pipeline.conftest import ModelScript, Running, events, run_service, wait_for, write_video
 
@@ -124,11 +125,32 @@ def test_starts_degraded_and_catches_up(
         assert view["description_id"] == waiting[0]["description_id"]
 
 
+def test_nobody_is_due_before_the_server_can_be_asked(
+    make_config: MakeConfig, serve: Serve, tmp_path: Path, script: ModelScript
+) -> None:
+    script.healthy = False
+    video = write_video(tmp_path / "again.avi", frames=16, people={range(1, 15): 0})
+    config = make_config(cameras=camera(video, loop=True), trigger={"reentry_window_s": 0})
+    with serve(config, ready=False) as client:
+        reason = "left before the model server was ready"
+        wait_for(lambda: reason in client.get("/cameras").json()[0]["people_not_described"])
+        tracks = wait_for(
+            lambda: [track for track in client.get("/cameras").json()[0]["tracks"] if track["state"] == "watched"]
+        )
+        assert tracks[0]["reason"].startswith("waiting for")
+        assert client.get("/descriptions").json() == []
+        healed_s = now_s()
+        script.healthy = True
+        (view, *_) = wait_for(lambda: client.get("/descriptions", params={"state": "done"}).json())
+        assert view["due_s"] > healed_s
+        assert view["frame_age_ms"] < 5000
+
+
 def test_a_full_queue_skips_the_stalest_and_says_so(
     make_config: MakeConfig, serve: Serve, tmp_path: Path, script: ModelScript
 ) -> None:
-    crowd = {range(3, 27): -50, range(4, 28): 0, range(5, 29): 50}
-    video = write_video(tmp_path / "crowd.avi", frames=35, people=crowd)
+    crowd = {range(2, 16): -50, range(3, 17): 0, range(4, 18): 50}
+    video = write_video(tmp_path / "crowd.avi", frames=20, people=crowd)
     script.healthy = False
     config = make_config(cameras=camera(video), trigger={"max_waiting": 2, "max_in_flight": 1})
     with serve(config, ready=False) as client:
@@ -176,8 +198,8 @@ def test_a_person_who_left_long_ago_is_given_up(
     make_config: MakeConfig, serve: Serve, tmp_path: Path, script: ModelScript, model_server: ScriptedServer
 ) -> None:
     script.words, script.gap_s = ["slow "] * 100, 0.2
-    video = write_video(tmp_path / "left.avi", frames=120, people={range(3, 25): 0})
-    with serve(make_config(cameras=camera(video), trigger={"cancel_after_gone_s": 0.6})) as client:
+    video = write_video(tmp_path / "left.avi", frames=50, people={range(2, 13): 0})
+    with serve(make_config(cameras=camera(video), trigger={"cancel_after_gone_s": 0.5})) as client:
         (view,) = ended(client)
         assert (view["state"], view["reason"]) == ("cancelled", "left 1 s ago")
         (asked,) = [item for item in model_server.received if item.path == "/v1/chat/completions"]

@@ -46,10 +46,11 @@ class World:
     index: int = 0
     backdrop: int = 120
     finish: bool = True  # every request is answered at once
+    ready: bool = True  # the model server
     decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.trigger = Trigger(self.config, batch=self.batch)
+        self.trigger = Trigger(self.config, batch=self.batch, may_pick=lambda: self.ready)
 
     def picture(self, people: Iterable[Someone]) -> Image:
         rng = np.random.default_rng(3)
@@ -104,6 +105,30 @@ def test_a_person_is_described_once_when_confirmed_and_well_seen() -> None:
     world.stay(20, Someone(110, 1))
     assert world.described() == ["1"]
     assert (world.only().state, world.only().reason) == ("described", "described")
+
+
+def test_nobody_is_picked_while_the_model_server_is_not_ready() -> None:
+    world = World(ready=False)
+    stays, leaves = Someone(100, 1), Someone(400, 2, BLUE)
+    world.stay(2, stays, leaves)
+    assert [state.reason for state in world.trigger.tracks()] == ["waiting for the model server"] * 2
+    world.stay(12, stays)
+    assert world.decisions == []
+    assert world.trigger.counts().not_described == {"left before the model server was ready": 1}
+    world.ready = True
+    (decision,) = world.see(stays)
+    assert (decision.person_id, decision.due_s) == ("1", world.now_s)
+
+
+def test_the_view_is_the_newest_good_one_when_the_model_server_becomes_ready() -> None:
+    world = World(ready=False)
+    for height in (200, 120):
+        world.stay(1, Someone(300, 1, height=height))
+    world.stay(1, Someone(300, 1, height=160, blurred=True))
+    world.ready = True
+    (decision,) = world.see(Someone(300, 1, height=160, blurred=True))
+    assert decision.view is not None
+    assert decision.view.quality.height_px == 120
 
 
 def test_the_present_is_the_due_time_when_it_is_given() -> None:
