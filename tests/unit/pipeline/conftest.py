@@ -168,8 +168,10 @@ def run_service(config: Config, *, ready: bool = True) -> Iterator[Running]:
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`run_service` with the detector that finds what the test drew."""
+    """`run_service` with the detector that finds what the test drew, and with short waits between looks."""
     monkeypatch.setattr("pipeline.runtime.DetectorProcess", ColourDetector)
+    monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.05)
+    monkeypatch.setattr("pipeline.describer._HOLD_S", 0.1)
     return run_service
 
 
@@ -180,14 +182,14 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 15.0) -> Any:
         found = condition()
         if found:
             return found
-        time.sleep(0.03)
+        time.sleep(0.01)
     raise AssertionError(f"not true within {timeout_s} s")
 
 
 @pytest.fixture(scope="session")
 def street_video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A second and a half of a noisy street at 20 fps; one red person walks through its middle."""
-    return write_video(tmp_path_factory.mktemp("video") / "street.avi", frames=30, people={range(3, 25): 0})
+    """Most of a second of a noisy street at 20 fps; one red person walks through its middle."""
+    return write_video(tmp_path_factory.mktemp("video") / "street.avi", frames=16, people={range(2, 13): 0})
 
 
 def write_video(path: Path, *, frames: int, people: dict[range, int]) -> Path:

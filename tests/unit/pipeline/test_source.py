@@ -80,11 +80,11 @@ def test_batch_delivers_every_frame_to_a_slow_consumer(video: Path) -> None:
 
 
 def test_a_file_keeps_its_own_pace(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "v.mp4", [numbered(i) for i in range(20)], fps=20)
+    path = write_video(tmp_path / "v.mp4", [numbered(i) for i in range(10)], fps=20)
     frames, status = play(path, SMALL)
-    assert frames[-1].arrived_s - frames[0].arrived_s >= 0.6 * 19 / 20
-    assert status.frames == 20
-    assert status.dropped == 20 - len(frames)
+    assert frames[-1].arrived_s - frames[0].arrived_s >= 0.6 * 9 / 20
+    assert status.frames == 10
+    assert status.dropped == 10 - len(frames)
 
 
 def test_only_the_newest_frame_is_given_and_its_age_known(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_only_the_newest_frame_is_given_and_its_age_known(tmp_path: Path) -> Non
     with open_source(camera(path), SMALL) as reader:
         first = reader.wait_frame(-1, 20)
         assert first is not None
-        time.sleep(1.0)  # a consumer that is busy
+        wait_for(lambda: reader.status().frames >= first.index + 11)  # a consumer that is busy meanwhile
         second = reader.wait_frame(first.index, 5)
         assert second is not None
         assert second.index >= first.index + 10
@@ -206,15 +206,29 @@ def test_a_read_that_hangs_is_killed_and_given_up(tmp_path: Path, monkeypatch: p
     assert time.monotonic() - begun < 25
 
 
+@contextlib.contextmanager
+def hanging(pipe: Path) -> Iterator[None]:
+    """Somebody reads from `pipe` and gets nothing."""
+    writing: list[int] = []
+
+    def has_a_reader() -> bool:
+        with contextlib.suppress(OSError):  # ENXIO: nobody has opened it yet
+            writing.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(writing)
+
+    wait_for(has_a_reader)
+    yield
+    os.close(writing[0])
+
+
 def test_closing_a_hung_reader_does_not_wait_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "v.mp4")
     reader = open_source(camera(tmp_path / "v.mp4"), SMALL)
-    wait_for(lambda: reader.pid is not None)
-    time.sleep(0.5)
-    pid = reader.pid
-    begun = time.monotonic()
-    reader.close()
-    assert time.monotonic() - begun < 3
+    with hanging(tmp_path / "v.mp4"):
+        pid = reader.pid
+        begun = time.monotonic()
+        reader.close()
+        assert time.monotonic() - begun < 3
     assert pid is not None
     assert not psutil.pid_exists(pid)
 
@@ -323,7 +337,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     authorizations: list[str | None]
     connections = 0
-    frames_a_connection = 30
+    frames_a_connection = 12
     silent = False
 
 
@@ -399,7 +413,7 @@ def test_a_live_stream_that_ends_is_connected_again_for_ever(server: _Server) ->
         assert frame is not None
         assert frame.scene >= 2
         assert frame.media_s is None
-        assert frame.index >= 40
+        assert frame.index >= 16
         assert not reader.status().finished
 
 
@@ -414,7 +428,7 @@ def test_a_live_stream_that_falls_silent_is_connected_again(server: _Server) -> 
 
 def test_nobody_answers(tmp_path: Path) -> None:
     with open_source(camera("rtsp://127.0.0.1:9/live"), SMALL) as reader:
-        wait_for(lambda: reader.status().reconnects >= 2, 30)
+        wait_for(lambda: reader.status().reconnects >= 1, 30)
         status = reader.status()
         assert status.state in ("lost", "connecting")
         assert not status.finished
@@ -425,10 +439,10 @@ def test_one_that_hangs_does_not_hold_up_another(tmp_path: Path, video: Path) ->
     with open_source(camera(tmp_path / "hung.mp4"), SMALL), open_source(camera(video, loop=True), SMALL) as good:
         first = good.wait_frame(-1, 20)
         assert first is not None
-        time.sleep(0.5)
-        status = good.status()
-        assert status.state == "live"
-        assert status.frames >= 8
+        begun = time.monotonic()
+        wait_for(lambda: good.status().frames >= 8, 5)
+        assert time.monotonic() - begun < 3
+        assert good.status().state == "live"
 
 
 def _frames_of(reader: CameraReader, count: int) -> list[Frame]:

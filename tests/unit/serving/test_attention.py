@@ -30,15 +30,15 @@ def prompt(seed: int, heads: int, kv_heads: int, tokens: int, size: int, dtype: 
 
 @given(
     seed=st.integers(0, 2**31),
-    tokens=st.integers(1, 130),
-    chunk=st.integers(1, 150),
-    tile=st.integers(1, 96),
+    tokens=st.integers(1, 70),
+    chunk=st.integers(1, 80),
+    tile=st.integers(1, 48),
     kv_heads=st.sampled_from([1, 2, 4]),
     group=st.sampled_from([1, 2, 3]),
-    size=st.sampled_from([4, 16, 64]),
+    size=st.sampled_from([4, 16, 32]),
     dtype=st.sampled_from(list(TOLERANCE)),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_chunks_give_what_one_pass_gives(
     seed: int, tokens: int, chunk: int, tile: int, kv_heads: int, group: int, size: int, dtype: torch.dtype
 ) -> None:
@@ -51,11 +51,11 @@ def test_chunks_give_what_one_pass_gives(
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_a_thousand_tokens_in_chunks_of_256_are_four_chunks(dtype: torch.dtype) -> None:
-    queries, keys, values = prompt(7, 8, 2, 1000, 64, dtype)
-    cache = KVCache(2, 1000, 64, dtype)
+    queries, keys, values = prompt(7, 4, 2, 1000, 16, dtype)
+    cache = KVCache(2, 1000, 16, dtype)
     chunked = in_chunks(queries, keys, values, 256, cache=cache)
     torch.testing.assert_close(chunked, one_pass(queries, keys, values), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    token_bytes = 2 * 2 * 64 * keys.element_size()
+    token_bytes = 2 * 2 * 16 * keys.element_size()
     cost = chunk_cost(1000, 256, token_bytes)
     assert cost.chunks == 4
     assert cost.read_tokens == 256 + 512 + 768 + 1000

@@ -294,12 +294,12 @@ async def test_what_came_before_a_failure_is_kept() -> None:
 async def test_a_gap_within_the_limit_is_no_timeout() -> None:
     slow: list[Action] = [Send(ROLE)]
     for number in range(1, 6):
-        slow += [Wait(0.25), Send(chunk("x", running=number))]
+        slow += [Wait(0.15), Send(chunk("x", running=number))]
     record, _, _ = await ask(
         Script([*slow, Send(chunk(running=5, finish="stop")), Send(DONE)]),
-        timeouts=Timeouts(first_token_s=0.5, gap_s=0.5),
+        timeouts=Timeouts(first_token_s=0.4, gap_s=0.4),
     )
-    assert record.outcome is Outcome.DONE, record.error  # 0.6 s in all: each token gets its own patience
+    assert record.outcome is Outcome.DONE, record.error  # 0.75 s in all: each token gets its own patience
 
 
 def free_port() -> int:

@@ -51,10 +51,10 @@ def gone(pid: int) -> bool:
 
 
 async def started(log: Path, name: str) -> int:
-    for _ in range(200):
+    for _ in range(1000):
         if name in (pids := pids_in(log)):
             return pids[name]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
     pytest.fail(f"did not start: {tail(log)}")
 
 
@@ -66,12 +66,12 @@ async def all_gone(pids: list[int], within_s: float = 15.0) -> None:
     deadline = time.monotonic() + within_s
     while not all(gone(pid) for pid in pids):
         assert time.monotonic() < deadline, f"left: {[pid for pid in pids if not gone(pid)]}"
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.01)
 
 
 async def test_stop_ends_descendants_in_other_sessions(stubborn: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = GuardedProcess([sys.executable, str(stubborn)], log_path=log, grace_s=0.5)
+    process = GuardedProcess([sys.executable, str(stubborn)], log_path=log, grace_s=0.2)
     await process.start()
     pids = await both(log)
     await process.stop()
@@ -81,7 +81,7 @@ async def test_stop_ends_descendants_in_other_sessions(stubborn: Path, tmp_path:
 
 async def test_a_killed_command_takes_its_children_along(stubborn: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = GuardedProcess([sys.executable, str(stubborn)], log_path=log)
+    process = GuardedProcess([sys.executable, str(stubborn)], log_path=log, grace_s=0.2)
     await process.start()
     pids = await both(log)
     os.kill(pids["parent"], signal.SIGKILL)
@@ -111,7 +111,7 @@ async def test_kill_9_of_the_starter_leaves_nothing(stubborn: Path, tmp_path: Pa
         from pathlib import Path
         from serving.process import GuardedProcess
         async def main():
-            process = GuardedProcess([sys.executable, {str(stubborn)!r}], log_path=Path({str(log)!r}), grace_s=0.5)
+            process = GuardedProcess([sys.executable, {str(stubborn)!r}], log_path=Path({str(log)!r}), grace_s=0.2)
             await process.start()
             await process.wait()
         asyncio.run(main())

@@ -51,6 +51,13 @@ http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
 
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two looks at the server; the times that tests are about are in their settings."""
+    monkeypatch.setattr("serving.server._POLL_S", 0.02)
+    monkeypatch.setattr("serving.server._TICK_S", 0.05)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -135,10 +142,10 @@ async def test_a_server_that_dies_at_once_is_told_with_its_cause(stand_in: Path,
 
 async def test_a_server_that_never_answers_is_stopped_at_the_deadline(stand_in: Path, tmp_path: Path) -> None:
     (stand_in.parent / "behaviour").write_text("mute")
-    async with keeper(settings(stand_in, startup_timeout_s=1), tmp_path) as (server, _):
+    async with keeper(settings(stand_in, startup_timeout_s=0.5), tmp_path) as (server, _):
         await server.start()
         process = command_of(server)
-        with pytest.raises(ServerError, match=r"did not answer within 1 s.*startup_timeout_s"):
+        with pytest.raises(ServerError, match=r"did not answer within .* s.*startup_timeout_s"):
             await server.wait_ready()
         assert not process.is_running()
 
