@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import socket
 import struct
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
+from weakref import WeakKeyDictionary
 
 from serving.compare.fidelity import RecordedStream
 from serving.records import RequestRecord, TokenEvent, now_s
@@ -29,12 +31,14 @@ class Recording:
 
     Attributes:
         events: By request id: (our time stamp, the event's data).
-        arrivals: By request id: (kernel's time, when it was read), one for each read of the socket that held one of
-            its chunks. Of bytes that came in several packets and were read at once, the last packet's time.
+        reads: By socket: (kernel's time, when it was read), one for each read. Of bytes that came in several packets
+            and were read at once, the last packet's time.
+        sockets: By request id: the socket that its chunks came from.
     """
 
     events: dict[str, list[tuple[float, str]]] = field(default_factory=lambda: defaultdict(list))
-    arrivals: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    reads: dict[int, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    sockets: dict[str, int] = field(default_factory=dict)
 
     def stream(self, record: RequestRecord, max_tokens: int) -> RecordedStream:
         """One request's recording."""
@@ -46,7 +50,7 @@ class Recording:
         """By request id and our time stamp: when the kernel had the bytes."""
         found = {}
         for name, events in self.events.items():
-            reads = self.arrivals[name]
+            reads = self.reads[self.sockets[name]]
             for stamp_s in {at_s for at_s, _ in events}:
                 before = [had_s for had_s, read_s in reads if read_s <= stamp_s]
                 if before:
@@ -59,22 +63,24 @@ def recording() -> Iterator[Recording]:
     """Record every stream that this process reads meanwhile: the client of serving/client.py, and its sockets."""
     recorded = Recording()
     plain_recv = socket.socket.recv
-    asked: set[int] = set()
+    numbers: WeakKeyDictionary[socket.socket, int] = WeakKeyDictionary()
+    count = itertools.count()
 
     def recv(self: socket.socket, size: int, *more: Any) -> bytes:
         if self.family not in (socket.AF_INET, socket.AF_INET6) or self.type != socket.SOCK_STREAM:
             return plain_recv(self, size, *more)
-        if id(self) not in asked:
+        if self not in numbers:
             self.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-            asked.add(id(self))
+            numbers[self] = next(count)
         data, notes, _, _ = self.recvmsg(size, 128)
         read_s = now_s()
         wall_to_ours_s = read_s - time.time()
+        for match in _ID.findall(data):
+            recorded.sockets[match.decode()] = numbers[self]
         for level, kind, note in notes:
             if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                 seconds, nanoseconds = _STAMP.unpack(note)
-                for name in {match.decode() for match in _ID.findall(data)}:
-                    recorded.arrivals[name].append((seconds + nanoseconds / 1e9 + wall_to_ours_s, read_s))
+                recorded.reads[numbers[self]].append((seconds + nanoseconds / 1e9 + wall_to_ours_s, read_s))
         return data
 
     class RecordingReader(StreamReader):
