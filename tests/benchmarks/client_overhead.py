@@ -31,7 +31,8 @@ import yaml
 from serving.client import ModelClient, ModelRequest
 from serving.config import Timeouts
 from serving.records import Outcome, now_s
-from tests.integration.served import free_port, served
+from tests.answering import free_port
+from tests.integration.served import served
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "Tell me a long story about a street, its houses and the people who walk there."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from pipeline.config import Config, load_config
 from serving.server import ModelServer
 from serving.status import ServerStatus
+from tests.answering import free_port
 
 _ROOT = Path(__file__).parents[2]
 SAMPLE_CONFIG = _ROOT / "configs" / "sample.yaml"
@@ -28,12 +28,6 @@ class ServedModel:
     log_path: Path
     config: Config
     server: ModelServer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def device_setting(environment: Path = _ROOT / ".venv-vllm") -> str:

@@ -20,7 +20,8 @@ from pipeline.config import Config, load_config
 from pipeline.watch import run_watch
 from samples import video
 from serving.server import ModelServer
-from tests.integration.served import device_setting, free_port
+from tests.answering import free_port
+from tests.integration.served import device_setting
 from tests.sample_truth import expected_walkers, people_of_the_sample, who_is_there
 from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
 

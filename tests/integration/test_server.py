@@ -17,7 +17,8 @@ from serving.config import ServerConfig
 from serving.process import tail
 from serving.server import ModelServer
 from serving.status import ServerStatus
-from tests.integration.served import ServedModel, deployment, free_port
+from tests.answering import free_port
+from tests.integration.served import ServedModel, deployment
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

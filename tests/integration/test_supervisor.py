@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.served import free_port
+from tests.answering import free_port
 from tests.unit.ui.test_supervisor import settings
 from ui.supervisor import EXIT_UNREACHABLE, run_everything
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.served import free_port
+from tests.answering import free_port
 from tests.scripted_server import Received, Script, ScriptedServer, Wait
 from tests.unit.ui.test_terminal_chat import HELLO, asked, model_server
 

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import http.server
-import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +7,7 @@ import pytest
 
 from serving.attach import RunningServer, UnreachableError, describe_running
 from serving.command import ServerError
+from tests.answering import answering, pages
 
 VLLM = {
     "/v1/models": {"data": [{"id": "qwen", "max_model_len": 8192}, {"id": "lora"}]},
@@ -18,30 +16,13 @@ VLLM = {
 
 
 @contextmanager
-def answering(pages: dict[str, object], *, status: int = 200, key: str | None = None) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = pages.get(self.path)
-            code = status if found is not None else 404
-            if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
-                code = 401
-            self.send_response(code)
-            self.end_headers()
-            self.wfile.write(found.encode() if isinstance(found, str) else json.dumps(found).encode())
-
-        def log_message(self, *_arguments: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+def serving(found: dict[str, object], *, status: int = 200, key: str | None = None) -> Iterator[str]:
+    with answering(pages(found, status=status, key=key)) as url:
+        yield f"{url}/v1"
 
 
 async def test_a_vllm_server() -> None:
-    with answering(VLLM) as endpoint:
+    with serving(VLLM) as endpoint:
         found = await describe_running(endpoint + "/")
     assert found == RunningServer(model="qwen", models=("qwen", "lora"), version="0.32.0", max_model_len=8192)
 
@@ -49,20 +30,20 @@ async def test_a_vllm_server() -> None:
 async def test_budgets_of_a_server_in_development_mode() -> None:
     scheduler = {"max_num_batched_tokens": 2048, "long_prefill_token_threshold": 512, "max_num_scheduled_tokens": None}
     info = {"/server_info?config_format=json": {"vllm_config": {"scheduler_config": scheduler}}}
-    with answering(VLLM | info) as endpoint:
+    with serving(VLLM | info) as endpoint:
         found = await describe_running(endpoint)
     assert (found.max_num_batched_tokens, found.long_prefill_token_threshold) == (2048, 512)
     assert found.max_num_scheduled_tokens is None
 
 
 async def test_another_openai_compatible_server() -> None:
-    with answering({"/v1/models": {"object": "list", "data": [{"id": "m", "max_model_len": "much"}]}}) as endpoint:
+    with serving({"/v1/models": {"object": "list", "data": [{"id": "m", "max_model_len": "much"}]}}) as endpoint:
         found = await describe_running(endpoint)
     assert found == RunningServer(model="m", models=("m",))
 
 
 async def test_the_key_is_sent() -> None:
-    with answering(VLLM, key="s3cret") as endpoint:
+    with serving(VLLM, key="s3cret") as endpoint:
         assert (await describe_running(endpoint, "s3cret")).model == "qwen"
         with pytest.raises(ServerError, match="refuses the API key") as caught:
             await describe_running(endpoint, "wr0ng")
@@ -80,13 +61,13 @@ async def test_the_key_is_sent() -> None:
     ],
 )
 async def test_what_cannot_be_used(pages: dict[str, object], status: int, expected: str) -> None:
-    with answering(pages, status=status) as endpoint, pytest.raises(ServerError, match=expected):
+    with serving(pages, status=status) as endpoint, pytest.raises(ServerError, match=expected):
         await describe_running(endpoint)
 
 
 @pytest.mark.parametrize("url", ["", "/v1"])
 async def test_nobody_answers(url: str) -> None:
-    with answering({}) as endpoint:
+    with serving({}) as endpoint:
         pass
     with pytest.raises(UnreachableError, match="does not answer"):
         await describe_running(endpoint.removesuffix("/v1") + url, timeout_s=2)

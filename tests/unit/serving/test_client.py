@@ -17,6 +17,7 @@ import pytest
 from serving.client import ActiveRequest, ModelClient, ModelRequest, ModelServerError, picture_part, text_part
 from serving.config import Timeouts
 from serving.records import ErrorKind, Outcome, RequestRecord, TokenEvent, now_s
+from tests.answering import free_port
 from tests.scripted_server import (
     DONE,
     KEEP_ALIVE,
@@ -300,12 +301,6 @@ async def test_a_gap_within_the_limit_is_no_timeout() -> None:
         timeouts=Timeouts(first_token_s=0.4, gap_s=0.4),
     )
     assert record.outcome is Outcome.DONE, record.error  # 0.75 s in all: each token gets its own patience
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_nobody_listens() -> None:

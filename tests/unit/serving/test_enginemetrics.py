@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 
 from serving.enginemetrics import EngineFigures, EngineMetrics, parse_page
+from tests.answering import answering, pages
 
 
 def page(**counters: float) -> str:
@@ -92,30 +88,10 @@ def test_older_names_are_known() -> None:
     assert parse_page("vllm:gpu_cache_usage_perc 0.75\n") == {"kv_cache_usage": [0.75]}
 
 
-@contextmanager
-def answering(status: int, body: str) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status if self.path == "/metrics" else 404)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_arguments: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 async def test_read_finds_the_page_beside_the_api(suffix: str) -> None:
     metrics = EngineMetrics()
-    with answering(200, page()) as url:
+    with answering(pages({"/metrics": page()})) as url:
         assert (await metrics.read(url + suffix)).running == 3
     await metrics.close()
 
@@ -130,14 +106,14 @@ async def test_read_finds_the_page_beside_the_api(suffix: str) -> None:
 )
 async def test_a_page_without_figures(status: int, body: str) -> None:
     metrics = EngineMetrics()
-    with answering(status, body) as url:
+    with answering(pages({"/metrics": body}, status=status)) as url:
         assert await metrics.read(url) == EngineFigures()
     await metrics.close()
 
 
 async def test_nobody_answers() -> None:
     metrics = EngineMetrics(timeout_s=1)
-    with answering(200, page()) as url:
+    with answering(pages({"/metrics": page()})) as url:
         pass
     assert await metrics.read(url) == EngineFigures()
     assert await metrics.read("http://") == EngineFigures()

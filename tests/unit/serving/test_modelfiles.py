@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from serving.modelfiles import find_model, image_rule
 from serving.modelshape import ShapeError
+from tests.answering import answering
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2}
 QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2}
@@ -27,28 +26,18 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
         "/org/closed/resolve/main/config.json": CONFIG,
     }
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            closed = "closed" in self.path and self.headers.get("authorization") != "Bearer secret"
-            content = None if closed else files.get(self.path)
-            self.send_response(401 if closed else 404 if content is None else 200)
-            self.end_headers()
-            if content is not None:
-                self.wfile.write(json.dumps(content).encode())
+    def answer(_method: str, path: str, headers: Mapping[str, str], _body: bytes) -> tuple[int, object]:
+        asked.append(path)
+        if "closed" in path and headers.get("authorization") != "Bearer secret":
+            return 401, ""
+        return (200, files[path]) if path in files else (404, "")
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-cache"))
     for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
-    yield asked
-    server.shutdown()
-    server.server_close()
+    with answering(answer) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield asked
 
 
 def test_a_folder_with_weights(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from serving.command import ServerError
 from serving.config import ServerConfig
 from serving.server import ModelServer, check_port
 from serving.status import ServerStatus
+from tests.answering import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups as Linux has them")
 
@@ -56,12 +57,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two looks at the server; the times that tests are about are in their settings."""
     monkeypatch.setattr("serving.server._POLL_S", 0.02)
     monkeypatch.setattr("serving.server._TICK_S", 0.05)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

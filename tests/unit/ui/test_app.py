@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from pipeline.api import CameraView, ChatSession, ChatTurn, DescriptionView, Device, EngineView, ServerView, StatusView
+from tests.answering import answering
 
 APP = Path(__file__).parents[3] / "ui" / "app.py"
 
@@ -77,33 +76,13 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     script = Service()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply("GET")
+    def answer(method: str, path: str, _headers: object, raw: bytes) -> tuple[int, object]:
+        status, found = script.answer(method, path, json.loads(raw) if raw else None)
+        return status, 'event: answer\ndata: {"answer_id": "a1"}\n\n' if found is None else found
 
-        def do_POST(self) -> None:
-            self.reply("POST")
-
-        def reply(self, method: str) -> None:
-            raw = self.rfile.read(int(self.headers.get("content-length", 0)))
-            status, answer = script.answer(method, self.path, json.loads(raw) if raw else None)
-            event = b'event: answer\ndata: {"answer_id": "a1"}\n\n'
-            content = event if answer is None else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("FRAMECHAT_SERVICE_URL", f"http://127.0.0.1:{server.server_port}")
-    yield script
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with answering(answer) as url:
+        monkeypatch.setenv("FRAMECHAT_SERVICE_URL", url)
+        yield script
 
 
 def page() -> AppTest:

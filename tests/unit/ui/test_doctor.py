@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import http.server
 import io
-import json
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.config import CameraConfig, Config, load_config
+from tests.answering import answering, pages
 from ui import checks_deployment, checks_environment, checks_machine
 from ui.checks_machine import cpu_flags, judge_cpu
 from ui.doctor import CHECKS, Check, run_doctor
@@ -174,26 +172,10 @@ def test_no_server_environment_is_asked_for_with_somebody_elses_server() -> None
     assert checks_deployment.check_model(config) == []
 
 
-class Models(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        found = self.path == "/v1/models"
-        body = json.dumps({"data": [{"id": "their-model"}]} if found else {}).encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_words: object) -> None:
-        pass
-
-
 @pytest.fixture
 def theirs() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+    with answering(pages({"/v1/models": {"data": [{"id": "their-model"}]}})) as url:
+        yield f"{url}/v1"
 
 
 def test_somebody_elses_server_is_asked_what_it_serves(theirs: str) -> None:

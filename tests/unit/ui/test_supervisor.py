@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.config import Config, load_config
+from tests.answering import free_port
 from ui.parts import OnChange, Part, ProcessPart, child_environment, reachable_host
 from ui.supervisor import (
     EXIT_FAILED,
@@ -47,12 +48,6 @@ DIE = "import sys; print('what went wrong', flush=True); sys.exit(4)"
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ui.parts._POLL_S", 0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def settings(folder: Path, **more: object) -> Config:

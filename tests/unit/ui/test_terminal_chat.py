@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 
 from pipeline.api import ChatTurn, EngineView, ServerView, StatusView
 from pipeline.config import Config
+from tests.answering import free_port
 from tests.scripted_server import (
     DONE,
     KEEP_ALIVE,
@@ -46,12 +46,6 @@ HELLO: list[Action] = [
     Send(usage(7, 3)),
     Send(DONE),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def config_for(endpoint: str, *, service_port: int | None = None, **chat: object) -> Config:
