@@ -30,8 +30,9 @@ from serving.process import GuardedProcess, describe_exit, tail
 from serving.workload import Workload
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")
-_POLL_S = 0.5
 _GRACE_S = 30.0
+_LOG_LINES = 40
+_ERROR_MARK = "framechat: "
 _LIVE_STATES = frozenset({"starting", "running", "draining"})
 MOST_LISTED = 50
 REPORT = "report.html"
@@ -127,10 +128,12 @@ class Comparisons:
         except ComparisonError as error:
             raise ApiError(404, str(error)) from None
         progress = read_progress(folder)
-        state = progress.state if progress is not None else "unknown"
+        done = len(list(folder.glob("blocks/[0-9]*/block.json")))
+        state: str = progress.state if progress is not None else "interrupted"
         if state in _LIVE_STATES and progress is not None and not _alive(progress.pid):
             state = "interrupted"
-        done = len(list(folder.glob("blocks/[0-9]*/block.json")))
+        if done >= len(experiment.plan):
+            state = "done"
         kinds = list(dict.fromkeys(arm.kind for arm in experiment.arms))
         return ComparisonView(
             name=name,
@@ -223,9 +226,12 @@ class Comparisons:
         return command
 
     async def _why(self, code: int, folder: Path) -> str:
-        lines = await asyncio.to_thread(tail, folder / LOG, 3)
-        last = lines[-1].removeprefix("framechat: ") if lines else ""
-        return f"the comparison {describe_exit(code)}: {last}" if last else f"the comparison {describe_exit(code)}"
+        """Why the child failed: its own error line, or why every arm was refused."""
+        lines = await asyncio.to_thread(tail, folder / LOG, _LOG_LINES)
+        said = [line.removeprefix(_ERROR_MARK) for line in lines if line.startswith(_ERROR_MARK)]
+        with contextlib.suppress(ComparisonError):
+            said += [f"{arm.name} is refused: {arm.reason}" for arm in read_experiment(folder).arms if arm.reason]
+        return f"the comparison {describe_exit(code)}" + (f": {said[0][:300]}" if said else "")
 
 
 def _check(wanted: StartComparison, config: Config) -> None:

@@ -147,7 +147,9 @@ def tradeoff_figure(
                 figure.add_trace(_curve(chosen, colours[group], ordered=ordered))
     figure.update_xaxes(title="camera TTFT p95", **_axis(xs))
     figure.update_yaxes(title="chat ITL p99", **_axis(ys))
-    return dressed(figure)
+    dressed(figure)
+    figure.update_layout(margin={"r": 80})  # room for the last point's name
+    return figure
 
 
 def _curve(points: Sequence[TradeOff], colour: str, *, ordered: bool) -> go.Scatter:
@@ -161,6 +163,7 @@ def _curve(points: Sequence[TradeOff], colour: str, *, ordered: bool) -> go.Scat
         text=[shown(point.name) for point in points],
         textposition="top right",
         textfont={"size": 13},
+        cliponaxis=False,
         line={"color": colour, "width": 1.5},
         marker={"size": 9, "color": colour, "symbol": "circle" if ordered else "diamond"},
         name=shown(f"{points[0].group}: {name}" if points[0].group else name),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from serving.compare.summary import ArmResult, ClassResult, Figure, Pool, RatioResult, Summary
 from serving.compare.words import NONE, class_names, duration, measured, span, times, told
 
-_MEETS = {"yes": ("good", "met"), "no": ("bad", "not met"), "undecided": ("soft", "not told yet")}
+_MEETS = {"yes": ("good", "met"), "no": ("bad", "not met"), "undecided": ("soft", "not sure yet")}
 
 
 def text(value: object) -> str:
