@@ -83,6 +83,7 @@ class Person:
     best: View | None = None
     pending: bool = False  # a request is waiting or running
     given_up: bool = False
+    missed: bool = False  # left while nobody could be picked; over when they are seen again
     tries: int = 0
     retry_at_s: float | None = None
     descriptions: int = 0
@@ -103,6 +104,7 @@ class Person:
         self.last_track = track
         self.last_seen_s = track.last_s
         self.visible = True
+        self.missed = False
         views = [view for view in (self.best, track.best) if view is not None]
         self.best = max(views, key=lambda view: (view.quality.good, view.quality.score), default=None)
         track.best = None

@@ -241,6 +241,7 @@ class Trigger:
         if person is not None:
             person.track_id = track.track_id
             person.last_seen_s = now
+            person.missed = False
             if self._config.rescene_change and (person.described_s is not None or person.pending):
                 person.scene_now = surroundings(frame.image, detection.box_px)
             if not self._wants(person):
@@ -350,10 +351,11 @@ class Trigger:
                     person.pending, person.given_up = False, True
                     person.say("skipped", f"cancelled: {reason}")
                 continue
-            if self._wants(person):
+            if self._wants(person) and not person.missed:
                 reason = self._why_now(person, gone_s)
                 if reason and person.best is not None and not may_pick:
                     if gone_s > _LEFT_AFTER_S:
+                        person.best, person.missed = None, True
                         person.say("skipped", "left before the model server was ready")
                     else:
                         person.say("watched", "waiting for the model server")

@@ -120,6 +120,16 @@ def test_nobody_is_picked_while_the_model_server_is_not_ready() -> None:
     assert (decision.person_id, decision.due_s) == ("1", world.now_s)
 
 
+def test_who_left_before_the_model_server_was_ready_is_picked_only_when_seen_again() -> None:
+    world = World(ready=False)
+    world.stay(1, Someone(300, 1))
+    world.stay(2)
+    world.ready = True
+    assert world.stay(1) == []
+    (decision,) = world.stay(1, Someone(300, 2))
+    assert (decision.person_id, decision.track_id) == ("1", 2)
+
+
 def test_the_view_is_the_newest_good_one_when_the_model_server_becomes_ready() -> None:
     world = World(ready=False)
     for height in (200, 120):
