@@ -16,12 +16,13 @@ from typing import Protocol
 from pipeline.addresses import kind_of
 from pipeline.api import CameraState, CameraView, DescriptionView, TrackView
 from pipeline.config import CameraConfig, Config
+from pipeline.decisions import Decision
 from pipeline.describe import kept_margin, pictures, thumbnail
 from pipeline.describer import Describer, Job, new_description_id
 from pipeline.detect import DetectorError
 from pipeline.frame import Detection, Frame, Image
 from pipeline.source import CameraReader, mask_source, open_source
-from pipeline.trigger import Decision, Trigger
+from pipeline.trigger import Trigger
 from serving.records import now_s
 
 _FRAME_WAIT_S = 0.5

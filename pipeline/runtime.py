@@ -23,7 +23,7 @@ from pipeline.errors import ApiError
 from pipeline.feed import Feed
 from pipeline.figures import Figures
 from pipeline.serverwatch import ServerWatch, api_headers
-from pipeline.source import check_source
+from pipeline.sourcecheck import check_source
 from pipeline.store import Store
 from pipeline.traffic import Traffic
 from pipeline.uploads import Uploads

@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.addresses import kind_of, mask_source
@@ -27,11 +26,13 @@ from pipeline.childprocess import ending, start_child
 from pipeline.config import CameraConfig, SourceConfig
 from pipeline.frame import Frame
 from pipeline.reader_process import ReaderSettings
+from pipeline.readerstatus import ReaderStatus
 from pipeline.sharedframes import SharedFrames
+from pipeline.sourcecheck import check_source
 from pipeline.webcams import list_webcams
 from serving.records import now_s
 
-__all__ = ["CameraReader", "Frame", "ReaderStatus", "check_source", "list_webcams", "mask_source", "open_source"]
+__all__ = ["CameraReader", "Frame", "ReaderStatus", "list_webcams", "mask_source", "open_source"]
 
 _START_TIMEOUT_S = 60.0  # a Python process on a machine that is busy
 _GRACE_S = 1.0  # the reader's own time-outs come first; then it is killed
@@ -40,37 +41,6 @@ _STOP_S = 5.0
 _FILE_TRIES = 3  # restarts of a file's reader without a new frame in between
 _AGES = 512
 _RATE_WINDOW_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderStatus:
-    """How reading goes.
-
-    Attributes:
-        state: `connecting`, `live`, `lost` (will be tried again unless `finished`) or `ended`.
-        detail: What went wrong or is waited for, one line, no credentials.
-        finished: No further frame will come.
-        failed: It finished because of an error, `detail`.
-        frames: Frames published by the reader.
-        dropped: Frames replaced by a newer one before anybody took them.
-        damaged: Pictures skipped: undecodable, uniform, or too large.
-        fps: Measured over the last seconds; None until two frames came.
-        frame_age_p95_ms: From a frame's arrival to `wait_frame` handing it out; None until one was.
-        reconnects: How often the reader was started again.
-    """
-
-    state: Literal["connecting", "live", "lost", "ended"]
-    detail: str = ""
-    finished: bool = False
-    failed: bool = False
-    frames: int = 0
-    dropped: int = 0
-    damaged: int = 0
-    fps: float | None = None
-    frame_age_p95_ms: float | None = None
-    reconnects: int = 0
-    width_px: int = 0
-    height_px: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,21 +60,6 @@ class _ReaderError(Exception):
     def __init__(self, detail: str, *, fatal: bool = False) -> None:
         super().__init__(detail)
         self.fatal = fatal
-
-
-def check_source(camera: CameraConfig) -> str | None:
-    """Why this source cannot work, one line, as far as can be said without opening it; None when it may."""
-    try:
-        kind = kind_of(camera.source)
-    except ValueError as error:
-        return f"source {mask_source(camera.source)}: {error}"
-    if kind in ("file", "pictures") and not Path(camera.source).exists():
-        return f"source {camera.source}: no such file or folder"
-    if camera.password_env and camera.password_env not in os.environ:
-        return f"camera {camera.name}: the environment variable {camera.password_env} (password_env) is not set"
-    if camera.password_env and kind != "url":
-        return f"camera {camera.name}: password_env is for rtsp:// and http:// addresses only"
-    return None
 
 
 def open_source(camera: CameraConfig, settings: SourceConfig) -> CameraReader:

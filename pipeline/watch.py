@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.addresses import mask_source
 from pipeline.api import DescriptionView
 from pipeline.config import Config
 from pipeline.database import StoreError
 from pipeline.feed import ACTIVE_STATES, Subscription
 from pipeline.runtime import Runtime
 from pipeline.serverwatch import api_headers
-from pipeline.source import check_source, mask_source
+from pipeline.sourcecheck import check_source
 from serving.attach import UnreachableError, describe_running
 from serving.command import ServerError
 from serving.server import ModelServer

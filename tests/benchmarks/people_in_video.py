@@ -17,10 +17,11 @@ import cv2
 import numpy as np
 
 from pipeline.config import CameraConfig, Config, load_config
+from pipeline.decisions import Decision, PersonState
 from pipeline.detect import DetectorProcess
 from pipeline.frame import Image
 from pipeline.source import open_source
-from pipeline.trigger import Decision, PersonState, Trigger
+from pipeline.trigger import Trigger
 
 TILE_PX = (170, 300)
 

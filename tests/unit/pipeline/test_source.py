@@ -23,7 +23,9 @@ import pytest
 from pipeline.config import CameraConfig, SourceConfig
 from pipeline.frame import Frame
 from pipeline.reader_process import ReaderSettings, address
-from pipeline.source import CameraReader, ReaderStatus, check_source, open_source
+from pipeline.readerstatus import ReaderStatus
+from pipeline.source import CameraReader, open_source
+from pipeline.sourcecheck import check_source
 from serving.records import now_s
 from tests.videos import jpeg, number_of, numbered, turn_in_metadata, write_video
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from pipeline.config import TriggerConfig
+from pipeline.decisions import Decision, PersonState
 from pipeline.frame import Box, Detection, Frame, Image
-from pipeline.trigger import Decision, PersonState, Trigger
+from pipeline.trigger import Trigger
 
 WIDTH, HEIGHT = 640, 480
 RED, BLUE, GREEN = (40, 40, 200), (200, 60, 40), (50, 180, 60)
