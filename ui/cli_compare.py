@@ -55,6 +55,9 @@ def compare(
     ] = "sample",
     cache_friendly: Annotated[bool, typer.Option("--cache-friendly", help="Same texts and pictures again.")] = False,
     max_in_flight: Annotated[int | None, typer.Option(min=1, help="Cap on requests at once; reported.")] = None,
+    find_capacity: Annotated[
+        bool, typer.Option("--find-capacity", help="Instead: the highest camera rate that chat's ITL p99 stands.")
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Of the result's folder; default: date and time.")] = None,
     resume: Annotated[str | None, typer.Option(metavar="NAME", help="Go on with a comparison.")] = None,
     redraw: Annotated[Path | None, typer.Option("--from", metavar="DIR", help="Only draw its report again.")] = None,
@@ -89,6 +92,7 @@ def compare(
             pictures=pictures,
             cache_friendly=cache_friendly,
             max_in_flight=max_in_flight,
+            find_capacity=find_capacity,
             name=_name("--name", name),
             resume=_name("--resume", resume),
             redraw=redraw,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -24,19 +25,14 @@ from serving.compare.arms import (
     starts,
     step_budget_arms,
 )
-from serving.compare.experiment import (
-    BETWEEN_S,
-    START_GUESS_S,
-    Comparison,
-    Means,
-    check_lengths,
-    expected_s,
-)
+from serving.compare.bench import Bench, Means
+from serving.compare.capacity import CapacitySearch, capacity_lines
+from serving.compare.experiment import START_GUESS_S, Comparison, check_lengths, expected_s
 from serving.compare.hosts import Host, OwnServer, RunningServer
 from serving.compare.machine import machine_facts, versions
 from serving.compare.plan import Arm, Experiment, Progress
 from serving.compare.report import write_report
-from serving.compare.summary import Summary, summarise
+from serving.compare.summary import summarise
 from serving.compare.tables import ComparisonError, read_experiment, read_results, write_json
 from serving.config import ServingConfig
 from serving.load.trace import read_trace
@@ -50,6 +46,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 DEFAULT_ROUNDS = 10
 _WIDTH = 120
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +68,7 @@ class CompareOptions:
     pictures: str
     cache_friendly: bool
     max_in_flight: int | None
+    find_capacity: bool
     name: str | None
     resume: str | None
     redraw: Path | None
@@ -101,19 +99,13 @@ def run_compare(options: CompareOptions, config: Config) -> int:
         # The server's own variables may hold secrets and are not kept: they come from the deployment file again.
         server = resumed.serving.server.model_copy(update={"env": config.serving.server.env})
         config = resumed.model_copy(update={"serving": resumed.serving.model_copy(update={"server": server})})
-        options = _as_it_was(options, experiment)
+        options = replace(options, pictures=experiment.pictures)
     else:
         folder = parent / (options.name or time.strftime("%Y%m%d-%H%M%S"))
         if (folder / "experiment.json").exists():
             raise ComparisonError(f"{folder} is there already; --resume {folder.name}, or choose another --name")
         experiment = make_experiment(options, config, folder.name)
     return _run(options, config, experiment, folder, console)
-
-
-def _as_it_was(options: CompareOptions, experiment: Experiment) -> CompareOptions:
-    from dataclasses import replace  # noqa: PLC0415
-
-    return replace(options, pictures=experiment.pictures)
 
 
 def make_experiment(options: CompareOptions, config: Config, name: str) -> Experiment:
@@ -136,16 +128,17 @@ def make_experiment(options: CompareOptions, config: Config, name: str) -> Exper
     if options.requests is not None:
         rounds = rounds_for(workload, requests=options.requests, warm_up_s=warm_up_s, seed=seed, trace=trace)
     plan = plan_blocks(arms, serving, rounds=rounds, rounds_per_start=options.rounds_per_start, seed=seed)
+    if options.find_capacity:
+        plan = []  # what is run depends on what is found
     problem = None
     if serving.server.base_url is None:
         seeds = [seed * MAX_ROUNDS + round_ for round_ in range(rounds)]
-        problem = check_lengths(workload, seeds, serving.server, serving.server.max_model_len)
+        problem = check_lengths(workload, seeds, serving.server)
     if problem is not None:
         raise ValueError(problem)
     tree = config.model_dump(mode="json")
     tree["serving"]["server"]["env"] = {}
     by_name = {arm.name: arm for arm in arms}
-    block_s = workload.duration_s + BETWEEN_S + min(options.drain_s, 10.0)
     return Experiment(
         name=name,
         created_s=now_s(),
@@ -161,7 +154,7 @@ def make_experiment(options: CompareOptions, config: Config, name: str) -> Exper
         drain_s=options.drain_s,
         cache_friendly=options.cache_friendly,
         max_in_flight=options.max_in_flight,
-        planned_s=expected_s(plan, by_name, serving, block_s=block_s, start_s=START_GUESS_S),
+        planned_s=expected_s(plan, by_name, serving, load_s=workload.duration_s, drain_s=options.drain_s),
         attached=serving.server.base_url is not None,
         steps=serving.server.scheduler_plugin
         and (serving.server.base_url is None or options.server_folder is not None),
@@ -229,22 +222,38 @@ def _run(options: CompareOptions, config: Config, experiment: Experiment, folder
         trace=None if experiment.replay is None else read_trace(Path(experiment.replay)),
         api_key=key,
     )
+    if options.find_capacity:
+        return _find_capacity(experiment, folder, means, console)
     _announce(console, experiment, folder, serving)
-    said = _Progress(console)
-    comparison = Comparison(folder, experiment, means, on_progress=said)
-    summary = asyncio.run(_until_stopped(comparison))
-    if summary is None:
-        results = comparison.results
-        show_summary(console, summarise(results), folder)
+    comparison = Comparison(folder, experiment, means, on_progress=_Progress(console), on_block=write_report)
+    summary = asyncio.run(_until_stopped(comparison.run()))
+    interrupted = summary is None
+    summary = summarise(comparison.results) if summary is None else summary
+    show_summary(console, summary, folder)
+    if interrupted:
         console.print(f"Interrupted; go on with: framechat compare --resume {folder.name}")
         return EXIT_INTERRUPTED
-    show_summary(console, summary, folder)
     return EXIT_FAILED if all(arm.reason is not None for arm in comparison.experiment.arms) else 0
 
 
-async def _until_stopped(comparison: Comparison) -> Summary | None:
-    """Run it; None when Ctrl-C or SIGTERM ended it, whose first call finishes what is being written."""
-    task = asyncio.ensure_future(comparison.run())
+def _find_capacity(experiment: Experiment, folder: Path, means: Means, console: Console) -> int:
+    search = CapacitySearch(
+        folder, experiment, Bench(experiment, means), say=lambda line: console.print(line, soft_wrap=True)
+    )
+    write_json(folder / "experiment.json", experiment)
+    console.print(f"Blocks of {experiment.block_s:g} s, about 6 to 8 of them an arm; results in {folder}")
+    found = asyncio.run(_until_stopped(search.run()))
+    for line in capacity_lines(search.found):
+        console.print(line, soft_wrap=True)
+    if found is None:
+        console.print(f"Interrupted; go on with: framechat compare --find-capacity --resume {folder.name}")
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if all(item.arm.reason is not None for item in found.arms) else 0
+
+
+async def _until_stopped(work: Coroutine[Any, Any, _T]) -> _T | None:
+    """Do it; None when Ctrl-C or SIGTERM ended it, which lets what is being written be finished."""
+    task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
@@ -254,8 +263,7 @@ async def _until_stopped(comparison: Comparison) -> Summary | None:
         return None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            with contextlib.suppress(ValueError):
-                loop.remove_signal_handler(number)
+            loop.remove_signal_handler(number)
 
 
 def _announce(console: Console, experiment: Experiment, folder: Path, serving: ServingConfig) -> None:

@@ -26,10 +26,11 @@ from scipy.stats import norm, t
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int32]  # half the memory to sum up
 Unit = tuple[int, int]  # round, slice of its blocks
 
 LEVEL = 0.95
-RESAMPLES = 2000
+RESAMPLES = 1000
 MIN_UNITS = 5
 _WANTED_UNITS = 10
 _SLICE_S = 10.0
@@ -91,13 +92,13 @@ def quantile(samples: Samples, q: float) -> float | None:
     return float(np.quantile(samples.values, q)) if len(samples.values) else None
 
 
-def draws(units: int, resamples: int, seed: int = 0) -> Ints:
+def draws(units: int, resamples: int, seed: int = 0) -> Counts:
     """How often each unit is taken in each resample, shape (resamples, units); rows sum to `units`."""
     rng = np.random.default_rng(seed)
-    return rng.multinomial(units, np.full(units, 1 / units), size=resamples).astype(np.int64)
+    return rng.multinomial(units, np.full(units, 1 / units), size=resamples).astype(np.int32)
 
 
-def resampled_quantiles(samples: Samples, qs: Sequence[float], taken: Ints) -> Floats:
+def resampled_quantiles(samples: Samples, qs: Sequence[float], taken: Counts) -> Floats:
     """Quantiles of each resample, shape (resamples, len(qs)); NaN where a resample has no sample."""
     result = np.full((len(taken), len(qs)), np.nan)
     count = len(samples.values)
@@ -105,7 +106,7 @@ def resampled_quantiles(samples: Samples, qs: Sequence[float], taken: Ints) -> F
         return result
     size = max(1, _CHUNK // count)
     for start in range(0, len(taken), size):
-        upto = np.cumsum(taken[start : start + size][:, samples.unit], axis=1)
+        upto = np.cumsum(taken[start : start + size][:, samples.unit], axis=1, dtype=np.int32)
         for row, cumulated in enumerate(upto, start):
             total = int(cumulated[-1])
             if total == 0:
@@ -121,7 +122,7 @@ def resampled_quantiles(samples: Samples, qs: Sequence[float], taken: Ints) -> F
 def interval(resampled: Floats, units: int) -> tuple[float, float] | None:
     """The 95 % interval of resampled values, widened for few units; None below five units or with too many gaps."""
     kept = resampled[np.isfinite(resampled)]
-    if units < MIN_UNITS or len(kept) < 0.9 * len(resampled):
+    if units < MIN_UNITS or len(kept) == 0 or len(kept) < 0.9 * len(resampled):
         return None
     tail = float(norm.cdf(-math.sqrt(units / (units - 1)) * t.ppf((1 + LEVEL) / 2, units - 1)))
     low, high = np.quantile(kept, (tail, 1 - tail))
@@ -138,18 +139,38 @@ def needed_samples(q: float) -> int:
     return math.floor(math.log((1 - LEVEL) / 2) / math.log(q)) + 1
 
 
-def estimates(samples: Samples, qs: Sequence[float], *, resamples: int = RESAMPLES) -> list[Estimate]:
-    """Quantiles with their intervals."""
-    count, units = len(samples.values), len(samples.units)
-    if count == 0:
-        return [Estimate(None) for _ in qs]
-    drawn = resampled_quantiles(samples, qs, draws(units, resamples)) if units >= MIN_UNITS else None
-    found = []
-    for column, q in enumerate(qs):
-        bounds = None if drawn is None else interval(drawn[:, column], units)
-        low, high = bounds or (None, None)
-        found.append(Estimate(quantile(samples, q), low, high if bounded_above(q, count) else None, count))
-    return found
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """Samples, and their quantiles in each resample: shape (resamples, len(qs)); none below five units.
+
+    Samples with the same units are resampled alike, so that their quantiles are paired row by row.
+    """
+
+    samples: Samples
+    qs: tuple[float, ...]
+    drawn: Floats
+
+    @staticmethod
+    def of(samples: Samples, qs: Sequence[float], *, resamples: int = RESAMPLES) -> Resampled:
+        """Draw the resamples."""
+        units = len(samples.units)
+        taken = draws(units, resamples) if units >= MIN_UNITS else np.zeros((0, units), dtype=np.int32)
+        return Resampled(samples, tuple(qs), resampled_quantiles(samples, qs, taken))
+
+    def only(self, units: Sequence[Unit]) -> Resampled:
+        """The same of some units."""
+        if tuple(sorted(units)) == self.samples.units:
+            return self
+        return Resampled.of(self.samples.only(units), self.qs, resamples=len(self.drawn) or RESAMPLES)
+
+    def estimates(self) -> list[Estimate]:
+        """The quantiles with their intervals."""
+        count, units = len(self.samples.values), len(self.samples.units)
+        found = []
+        for column, q in enumerate(self.qs):
+            low, high = interval(self.drawn[:, column], units) or (None, None)
+            found.append(Estimate(quantile(self.samples, q), low, high if bounded_above(q, count) else None, count))
+        return found
 
 
 def rate(by_unit: Mapping[Unit, float], unit_s: Mapping[Unit, float], *, resamples: int = RESAMPLES) -> Estimate:
@@ -184,23 +205,22 @@ class Ratio:
     units: int = 0
 
 
-def paired_ratio(arm: Samples, reference: Samples, q: float, *, resamples: int = RESAMPLES) -> Ratio:
-    """The ratio of two arms' q-th quantiles, from resamples that take the same units of both."""
-    common = sorted(set(arm.units) & set(reference.units))
+def paired_ratio(arm: Resampled, reference: Resampled, q: float) -> Ratio:
+    """The ratio of two arms' q-th quantiles, from resamples that take the same units of both. `q` is one of `qs`."""
+    common = sorted(set(arm.samples.units) & set(reference.samples.units))
     above, below = arm.only(common), reference.only(common)
-    top, bottom = quantile(above, q), quantile(below, q)
+    top, bottom = quantile(above.samples, q), quantile(below.samples, q)
     if top is None or bottom is None or bottom <= 0 or top <= 0:
         return Ratio(None, units=len(common))
     value = top / bottom
-    fewest = min(len(above.values), len(below.values))
     if len(common) < MIN_UNITS:
         return Ratio(value, more=MIN_UNITS / len(common) if common else None, units=len(common))
-    taken = draws(len(common), resamples)
     with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = resampled_quantiles(above, (q,), taken)[:, 0] / resampled_quantiles(below, (q,), taken)[:, 0]
+        drawn = above.drawn[:, above.qs.index(q)] / below.drawn[:, below.qs.index(q)]
     bounds = interval(drawn, len(common))
     if bounds is None:
         return Ratio(value, units=len(common))
+    fewest = min(len(above.samples.values), len(below.samples.values))
     if not bounded_above(q, fewest):
         # Both quantiles are (nearly) the largest sample: their ratio's interval says nothing.
         return Ratio(value, more=needed_samples(q) / fewest, units=len(common))

@@ -18,9 +18,9 @@ from serving.compare.plan import Arm, BlockInfo
 from serving.compare.statistics import (
     RESAMPLES,
     Estimate,
+    Resampled,
     Samples,
     Unit,
-    estimates,
     needed_samples,
     paired_ratio,
     rate,
@@ -174,12 +174,12 @@ class Summary(StrictModel):
 def summarise(results: Results, *, resamples: int = RESAMPLES) -> Summary:
     """Everything that the blocks so far say."""
     experiment = results.experiment
-    books = {arm.name: _Book(arm, results) for arm in experiment.arms}
-    arms = [book.result(experiment.classes, resamples) for book in books.values()]
+    books = {arm.name: _Book(arm, results, resamples) for arm in experiment.arms}
+    arms = [book.result(experiment.classes) for book in books.values()]
     spent_s = sum(block.info.end_s - block.info.start_s for block in results.blocks)
     running = [book for book in books.values() if book.counted]
     ratios = [
-        _compare(book, reference, name, figure, percentile, spent_s, resamples)
+        _compare(book, reference, name, figure, percentile, spent_s)
         for index, reference in enumerate(running)
         for book in running[index + 1 :]
         for name in experiment.workload.classes
@@ -241,14 +241,16 @@ def met_objectives(row: RequestRow, objectives: ClassConfig) -> bool:
 class _Book:
     """One arm's requests, by unit."""
 
-    def __init__(self, arm: Arm, results: Results) -> None:
+    def __init__(self, arm: Arm, results: Results, resamples: int) -> None:
         self.arm = arm
+        self._resamples = resamples
         self.all_blocks = [block for block in results.blocks if block.info.arm == arm.name]
         self.counted = [block for block in self.all_blocks if block.info.invalid is None]
         rounds = len({block.info.round for block in results.blocks})
         experiment = results.experiment
         self._slices = slices_per_block(rounds, experiment.block_s - experiment.warm_up_s)
         self.unit_s: dict[Unit, float] = {}
+        self._pools: dict[tuple[str, FigureName], Resampled] = {}
         self.requests: dict[str, dict[Unit, list[RequestRow]]] = {name: {} for name in experiment.workload.classes}
         for block in self.counted:
             self._take(block)
@@ -268,17 +270,20 @@ class _Book:
         into_s = at_s - info.start_s - info.warm_up_s
         return info.round, min(self._slices - 1, max(0, int(into_s / info.measured_s * self._slices)))
 
-    def samples(self, name: str, figure: FigureName) -> Samples:
-        return Samples.of(
-            {
-                unit: [value for row in rows for value in figure_samples(row, figure)]
-                for unit, rows in self.requests[name].items()
-            }
-        )
+    def pool(self, name: str, figure: FigureName) -> Resampled:
+        if (name, figure) not in self._pools:
+            samples = Samples.of(
+                {
+                    unit: [value for row in rows for value in figure_samples(row, figure)]
+                    for unit, rows in self.requests[name].items()
+                }
+            )
+            self._pools[name, figure] = Resampled.of(samples, tuple(PERCENTILES.values()), resamples=self._resamples)
+        return self._pools[name, figure]
 
-    def result(self, classes: Mapping[str, ClassConfig], resamples: int) -> ArmResult:
+    def result(self, classes: Mapping[str, ClassConfig]) -> ArmResult:
         infos = [block.info for block in self.all_blocks]
-        found = {name: self._class(name, classes[name], resamples) for name in self.requests} if self.counted else {}
+        found = {name: self._class(name, classes[name]) for name in self.requests} if self.counted else {}
         output, prompt = self._tokens()
         return ArmResult(
             arm=self.arm,
@@ -287,8 +292,8 @@ class _Book:
             measured_s=sum(self.unit_s.values()),
             invalid={info.number: info.invalid for info in infos if info.invalid is not None},
             classes=found,
-            output_tokens_per_s=_figure(rate(output, self.unit_s, resamples=resamples), 1),
-            prompt_tokens_per_s=_figure(rate(prompt, self.unit_s, resamples=resamples), 1),
+            output_tokens_per_s=_figure(rate(output, self.unit_s, resamples=self._resamples), 1),
+            prompt_tokens_per_s=_figure(rate(prompt, self.unit_s, resamples=self._resamples), 1),
             meets_all=_all([verdict for item in found.values() for verdict in (item.meets_ttft, item.meets_itl)]),
             prefix_hit_rate=_mean(info.prefix_hit_rate for info in infos),
             multimodal_hit_rate=_mean(info.multimodal_hit_rate for info in infos),
@@ -301,14 +306,14 @@ class _Book:
             sent_lag_p99_ms=_ms(_max(info.lag.sent_p99_s for info in infos)),
         )
 
-    def _class(self, name: str, objectives: ClassConfig, resamples: int) -> ClassResult:
+    def _class(self, name: str, objectives: ClassConfig) -> ClassResult:
         by_unit = self.requests[name]
         rows = [row for unit_rows in by_unit.values() for row in unit_rows]
-        pools = {figure: self._pool(name, figure, resamples) for figure in FIGURES}
+        pools = {figure: self._figures(name, figure) for figure in FIGURES}
 
         def per(count: Callable[[RequestRow], float], unit: float = 1.0) -> Figure:
             counts = {key: float(sum(map(count, unit_rows))) for key, unit_rows in by_unit.items()}
-            return _figure(rate(counts, self.unit_s, resamples=resamples), unit)
+            return _figure(rate(counts, self.unit_s, resamples=self._resamples), unit)
 
         def stalls(row: RequestRow) -> int:
             return sum(gap * MS > objectives.itl_p99_ms for gap in row.gap_duration_s)
@@ -342,11 +347,12 @@ class _Book:
             tokens_counted=all(row.tokens_counted for row in rows if row.gap_tokens),
         )
 
-    def _pool(self, name: str, figure: FigureName, resamples: int) -> Pool:
-        samples = self.samples(name, figure)
-        p50, p95, p99 = (_figure(item, MS) for item in estimates(samples, (0.5, 0.95, 0.99), resamples=resamples))
-        most = float(samples.values[-1]) * MS if len(samples.values) else None
-        return Pool(samples=len(samples.values), p50=p50, p95=p95, p99=p99, max_ms=most)
+    def _figures(self, name: str, figure: FigureName) -> Pool:
+        pool = self.pool(name, figure)
+        p50, p95, p99 = (_figure(item, MS) for item in pool.estimates())
+        values = pool.samples.values
+        most = float(values[-1]) * MS if len(values) else None
+        return Pool(samples=len(values), p50=p50, p95=p95, p99=p99, max_ms=most)
 
     def _tokens(self) -> tuple[dict[Unit, float], dict[Unit, float]]:
         """Output and computed prompt tokens that came within the counted part, by unit; of all requests."""
@@ -367,11 +373,9 @@ class _Book:
 
 
 def _compare(
-    book: _Book, reference: _Book, name: str, figure: FigureName, percentile: str, spent_s: float, resamples: int
+    book: _Book, reference: _Book, name: str, figure: FigureName, percentile: str, spent_s: float
 ) -> RatioResult:
-    ratio = paired_ratio(
-        book.samples(name, figure), reference.samples(name, figure), PERCENTILES[percentile], resamples=resamples
-    )
+    ratio = paired_ratio(book.pool(name, figure), reference.pool(name, figure), PERCENTILES[percentile])
     return RatioResult(
         traffic_class=name,
         figure=figure,
