@@ -25,6 +25,7 @@ from serving.enginemetrics import EngineFigures, EngineMetrics
 from serving.records import now_s
 from serving.scheduler.control import SchedulerControl, SchedulerControlError
 from serving.status import ServerStatus, read_status
+from serving.tls import certificates
 
 STATUS_FILE_VARIABLE = "FRAMECHAT_SERVER_STATUS"
 _POLL_S = 1.0
@@ -53,7 +54,9 @@ class ServerWatch:
         self._root = self._endpoint.removesuffix("/v1")
         self._on_ready = on_ready
         self._api_key, headers = api_headers(config)
-        self._http = httpx.AsyncClient(headers=headers, timeout=_PATIENCE_S, trust_env=server.base_url is not None)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=_PATIENCE_S, trust_env=server.base_url is not None, verify=certificates()
+        )
         file = os.environ.get(STATUS_FILE_VARIABLE)
         self._file = Path(file) if file else None
         self._control = SchedulerControl(self._file.parent, timeout_s=_POLL_S) if self._file is not None else None

@@ -6,6 +6,8 @@ import math
 
 import httpx
 
+from serving.tls import certificates
+
 _BYTES_PER_TOKEN = 3.0  # English is 4 to 5 with today's tokenizers; too low an estimate would overflow the prompt
 _ASK_AT_MOST_BYTES = 1_000_000
 _TIMEOUT_S = 5.0
@@ -27,7 +29,7 @@ class TokenCounter:
 
     def __init__(self, endpoint: str, headers: dict[str, str]) -> None:
         self._url = endpoint.removesuffix("/v1") + "/tokenize"
-        self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, headers=headers, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, headers=headers, trust_env=False, verify=certificates())
         self._offered = True
 
     async def count(self, text: str, model: str | None) -> tuple[int, bool]:

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from serving.address import STRAIGHT_TO_LOOPBACK
 from serving.records import now_s
+from serving.tls import certificates
 
 # Our name -> vLLM's sample names, newest first.
 _GAUGES = {
@@ -97,7 +98,9 @@ class EngineMetrics:
     def __init__(self, *, window_s: float = 60.0, timeout_s: float = 3.0, api_key: str | None = None) -> None:
         self._window_s = window_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.AsyncClient(timeout=timeout_s, headers=headers, mounts=STRAIGHT_TO_LOOPBACK)
+        self._http = httpx.AsyncClient(
+            timeout=timeout_s, headers=headers, mounts=STRAIGHT_TO_LOOPBACK, verify=certificates()
+        )
         self._reads: deque[_Counters] = deque(maxlen=_MAX_READS)
 
     async def read(self, base_url: str) -> EngineFigures:

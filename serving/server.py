@@ -36,6 +36,7 @@ from serving.records import now_s
 from serving.scheduler.wiring import Wiring, why_not
 from serving.startup import LogFollower, cause_of, progress_of
 from serving.status import ServerStatus, State
+from serving.tls import certificates
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.25
@@ -215,7 +216,7 @@ class ModelServer:
             raise RuntimeError("start() first")
         root = self.config.endpoint.removesuffix("/v1")
         said = now_s()
-        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False, verify=certificates()) as client:
             while True:
                 progress = self._read_log()
                 if progress or now_s() - said >= _TICK_S:
@@ -328,7 +329,7 @@ class ModelServer:
     async def _watch_health(self, process: GuardedProcess, ended: asyncio.Future[int]) -> str:
         root = self.config.endpoint.removesuffix("/v1")
         misses = 0
-        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False, verify=certificates()) as client:
             while True:
                 done, _ = await asyncio.wait({ended}, timeout=_HEALTH_INTERVAL_S)
                 self._read_log()

@@ -20,6 +20,7 @@ from serving.process import GuardedProcess, describe_exit
 from serving.records import now_s
 from serving.server import ModelServer
 from serving.status import ServerStatus, State, write_status
+from serving.tls import certificates
 from serving.wish import Reply, Wish, read_wish, reply_path, wish_path, with_budget, write
 
 _POLL_S = 0.2
@@ -277,7 +278,7 @@ class ProcessPart:
     async def _answers(self, process: GuardedProcess) -> bool:
         """Wait for its health check; False when it ended first. Stopped when it takes too long."""
         deadline = now_s() + _START_DEADLINE_S
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False, verify=certificates()) as client:
             while process.running:
                 with contextlib.suppress(httpx.HTTPError):
                     if (await client.get(self._health_url)).is_success:

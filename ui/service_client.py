@@ -32,6 +32,7 @@ from pipeline.api_compare import (
     SetBudget,
     StartComparison,
 )
+from serving.tls import certificates
 
 DEFAULT_URL = "http://127.0.0.1:8600"
 CALL_TIMEOUT_S = 5.0
@@ -63,7 +64,12 @@ class ServiceClient:
         self.base_url = base_url.rstrip("/")
         # The service is on this machine or this network: a proxy meant for the internet would only break it.
         self._http = httpx.Client(
-            base_url=self.base_url, timeout=CALL_TIMEOUT_S, trust_env=False, transport=transport, follow_redirects=False
+            base_url=self.base_url,
+            timeout=CALL_TIMEOUT_S,
+            trust_env=False,
+            transport=transport,
+            follow_redirects=False,
+            verify=certificates(),
         )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from pipeline.config import Config
 from pipeline.detect import DetectorStatus
 from pipeline.frame import Detection, Image
 from pipeline.service import create_app
+from serving.tls import certificates
 from tests.scripted_server import (
     DONE,
     ROLE,
@@ -133,7 +134,9 @@ class Running:
     def __init__(self, config: Config, port: int) -> None:
         self.config = config
         self.port = port
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False)
+        self.http = httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False, verify=certificates()
+        )
         self.get, self.post, self.patch = self.http.get, self.http.post, self.http.patch
         self.delete, self.request, self.stream = self.http.delete, self.http.request, self.http.stream
 
@@ -170,7 +173,7 @@ def run_service(config: Config, *, ready: bool = True) -> Iterator[Running]:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`run_service` with the detector that finds what the test drew, and with short waits between looks."""
     monkeypatch.setattr("pipeline.runtime.DetectorProcess", ColourDetector)
-    monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.05)
+    monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.1)
     monkeypatch.setattr("pipeline.describer._HOLD_S", 0.1)
     return run_service
 

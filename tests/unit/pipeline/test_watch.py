@@ -26,7 +26,7 @@ KEYS = {
 def _detector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.runtime.DetectorProcess", ColourDetector)
     monkeypatch.setattr("pipeline.watch._LOOK_S", 0.02)
-    monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.05)
+    monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.1)
 
 
 def watched(config: Config, video: Path, **source: Any) -> Config:
