@@ -28,7 +28,6 @@ class _Part:
     path: Path
     offset: int = 0
     names: dict[str, str] | None = None
-    steps: int = 0
 
 
 @dataclass(slots=True)
@@ -37,6 +36,9 @@ class StepReader:
 
     `from_now` leaves out what was written before. `dropped` is how many steps the engine lost, in the file that was
     read last (a slow disk); `missed` counts files that were thinned out before they were read to their end.
+
+    Raises:
+        StepFileError: With `from_now`: the last file is not what the plugin writes.
     """
 
     folder: Path
@@ -48,8 +50,7 @@ class StepReader:
 
     def __post_init__(self) -> None:
         if self.from_now:
-            for _ in self._lines():
-                pass
+            self._skip()
 
     def read(self, *, block: int = 0, arm: str = "") -> list[StepRow]:
         """The steps written since the last call, in order; `step` counts on from 0 with each reader.
@@ -67,6 +68,25 @@ class StepReader:
                 raise StepFileError(f"{self.folder / STEPS_NAME} holds {str(values)[:60]}, which is no step") from None
             self._number += 1
         return rows
+
+    def _skip(self) -> None:
+        """To the end of the last file; on the way only requests' numbers are taken."""
+        parts = sorted((self.folder / STEPS_NAME).glob("steps-*.jsonl"))
+        if not parts:
+            return
+        self._part = part = _Part(parts[-1])
+        try:
+            with part.path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    part.offset += len(line)
+                    if line.startswith(b"{"):
+                        self._take(part, json.loads(line))
+        except FileNotFoundError:
+            self._part = None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise StepFileError(f"{part.path} cannot be read ({error})") from error
 
     def _lines(self) -> Iterator[tuple[list[Any], dict[str, str]]]:
         parts = sorted((self.folder / STEPS_NAME).glob("steps-*.jsonl"))

@@ -203,6 +203,19 @@ def test_a_reader_may_begin_now_and_follows_the_next_files(tmp_path: Path) -> No
     assert reader.missed == 0
 
 
+def test_a_reader_that_begins_now_knows_the_requests_from_before(tmp_path: Path) -> None:
+    writer = StepWriter(tmp_path / STEPS_NAME)
+    writer.put(a_step(1, A, B))
+    deadline = time.monotonic() + 5
+    while not writer.written:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    reader = StepReader(tmp_path, from_now=True)
+    writer.put(a_step(2, B, C))
+    writer.close()
+    assert [row.request_ids for row in reader.read()] == [("b-b", "ccc")]
+
+
 def test_files_are_thinned_out_and_that_is_said(tmp_path: Path) -> None:
     reader = StepReader(tmp_path, from_now=True)
     for name in (A, B, C):
