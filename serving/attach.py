@@ -10,6 +10,10 @@ import httpx
 
 from serving.address import STRAIGHT_TO_LOOPBACK
 from serving.command import ServerError
+from serving.tls import certificates
+
+# What a simulated server (serving/mock) sends with every response: what it simulates, in words.
+SIMULATED_HEADER = "x-framechat-simulated"
 
 
 class UnreachableError(ServerError):
@@ -18,7 +22,10 @@ class UnreachableError(ServerError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """What a running OpenAI-compatible server says of itself; None where it does not say."""
+    """What a running OpenAI-compatible server says of itself; None where it does not say.
+
+    `simulated` is what a simulated server simulates, and None for a real one.
+    """
 
     model: str
     models: tuple[str, ...]
@@ -27,6 +34,7 @@ class RunningServer:
     max_num_batched_tokens: int | None = None
     max_num_scheduled_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
+    simulated: str | None = None
 
 
 async def _get_json(client: httpx.AsyncClient, url: str) -> Any:
@@ -52,7 +60,9 @@ async def describe_running(endpoint: str, api_key: str | None = None, *, timeout
     base = endpoint.rstrip("/")
     root = base.removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    async with httpx.AsyncClient(headers=headers, timeout=timeout_s, mounts=STRAIGHT_TO_LOOPBACK) as client:
+    async with httpx.AsyncClient(
+        headers=headers, timeout=timeout_s, mounts=STRAIGHT_TO_LOOPBACK, verify=certificates()
+    ) as client:
         try:
             answer = await client.get(f"{base}/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -81,6 +91,7 @@ async def describe_running(endpoint: str, api_key: str | None = None, *, timeout
         max_num_batched_tokens=_number(_dig(scheduler, "max_num_batched_tokens")),
         max_num_scheduled_tokens=_number(_dig(scheduler, "max_num_scheduled_tokens")),
         long_prefill_token_threshold=_number(_dig(scheduler, "long_prefill_token_threshold")),
+        simulated=answer.headers.get(SIMULATED_HEADER),
     )
 
 

@@ -101,6 +101,19 @@ def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
 
 
 @outer
+def _arrive(s: Sim) -> None:
+    """Queue the requests that have come by now."""
+    total = len(s.arrivals)
+    while s.counts[ARRIVED] < s.counts[DUE]:
+        request = s.arrivals[s.counts[ARRIVED] % total]
+        if s.req[request].arrival_s > s.clock[NOW]:
+            return
+        if s.req[request].known >= 0:  # else cancelled before it came
+            enqueue(s, request, False)
+        s.counts[ARRIVED] += 1
+
+
+@outer
 def _drop_cancelled(s: Sim) -> None:
     """Let the requests go whose clients have left: they get nothing more, and their blocks are free."""
     for index in range(s.counts[CANCELLED]):
@@ -165,12 +178,9 @@ def advance(s: Sim, cost: Floats, until_s: float, steps: Floats, log: Ints, toke
     features = np.zeros(FEATURES)
     while True:
         if s.counts[DECIDED] == 0:
+            _arrive(s)
             if s.counts[CANCELLED] > 0:
                 _drop_cancelled(s)
-            now, total = s.clock[NOW], len(s.arrivals)
-            while s.counts[ARRIVED] < s.counts[DUE] and s.req[s.arrivals[s.counts[ARRIVED] % total]].arrival_s <= now:
-                enqueue(s, s.arrivals[s.counts[ARRIVED] % total], False)
-                s.counts[ARRIVED] += 1
             if s.counts[NOTED] == len(steps):
                 s.counts[STATE] = FULL
                 return
@@ -180,24 +190,24 @@ def advance(s: Sim, cost: Floats, until_s: float, steps: Floats, log: Ints, toke
             slot = s.counts[SLOT]
             if features[1] + features[2] > 0.0:
                 duration = _seconds(cost, features)
-                start = max(now, s.clock[BUSY_UNTIL])
+                start = max(s.clock[NOW], s.clock[BUSY_UNTIL])
                 s.clock[BUSY_UNTIL] = start + duration
                 _note(s, features, start, duration, steps, log)
                 newest = (slot + s.counts[IN_FLIGHT]) % 2
                 s.counts[SIZES + newest], s.clock[ENDS + newest] = _launch(s, newest), start + duration
                 s.counts[IN_FLIGHT] += 1
-                if s.counts[IN_FLIGHT] < s.rule.depth and s.clock[ENDS + slot] > now:
+                if s.counts[IN_FLIGHT] < s.rule.depth and s.clock[ENDS + slot] > s.clock[NOW]:
                     continue  # the next step is decided while this one runs
             elif s.counts[IN_FLIGHT] == 0:
                 if s.counts[ARRIVED] == s.counts[DUE]:
                     stuck = s.counts[WAITING] > 0 or s.counts[RUNNING] > 0
                     s.counts[STATE] = STUCK if stuck else IDLE
                     return
-                following = s.req[s.arrivals[s.counts[ARRIVED] % total]].arrival_s
+                following = s.req[s.arrivals[s.counts[ARRIVED] % len(s.arrivals)]].arrival_s
                 if following > until_s:
                     s.counts[STATE] = LATER
                     return
-                s.clock[NOW] = max(now, following)
+                s.clock[NOW] = max(s.clock[NOW], following)
                 continue
         s.counts[DECIDED] = 1
         slot = s.counts[SLOT]

@@ -138,7 +138,7 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
     Raises:
         ValueError: A request could never run, or is not in order.
     """
-    _check(rule, requests)
+    check_requests(rule, requests)
     records = _linked(len(requests), _REQUEST)
     req = records[:-2]
     length = np.array([request.prompt_tokens + request.output_tokens for request in requests], dtype=np.int64)
@@ -173,6 +173,38 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
     )
 
 
+def empty_sim(rule: Rules, *, slots: int, most_images: int) -> Sim:
+    """No requests yet: serving/simlive.py puts them into the `slots`, each of up to `most_images` images."""
+    records = _linked(slots, _REQUEST)
+    req = records[:-2]
+    blocks = -(-rule.max_model_len // rule.block_tokens) + 1
+    number = np.arange(slots, dtype=np.int64)
+    req["table_first"] = number * blocks
+    req["token_first"] = number * rule.max_model_len
+    req["item_first"] = req["item_end"] = number * most_images
+    req["known"] = -1
+    # Every cached block and every block of a request may hold something else, and so may every image.
+    contents = rule.blocks + slots * blocks
+    return Sim(
+        rule=rule,
+        req=records,
+        blk=_free_blocks(rule.blocks),
+        key=np.full((contents, 2), -1, dtype=np.int64).view(_KEY)[:, 0],
+        img=_linked(rule.encoder_cache + slots * most_images, _IMAGE),
+        item=np.zeros(slots * most_images, dtype=_ITEM),
+        table=np.zeros(slots * blocks, dtype=np.int64),
+        content=np.zeros(slots * blocks, dtype=np.int64),
+        running=np.zeros(rule.max_num_seqs + 1, dtype=np.int64),
+        order=np.zeros(2 * rule.max_num_seqs + 1, dtype=np.int64),
+        flight=np.zeros((2, 2 * rule.max_num_seqs + 1, 2), dtype=np.int64),
+        picked=np.zeros(most_images, dtype=np.int64),
+        arrivals=np.zeros(slots, dtype=np.int64),
+        cancelled=np.zeros(slots, dtype=np.int64),
+        counts=_start_counts(rule, due=0),
+        clock=np.zeros(4),
+    )
+
+
 def _start_counts(rule: Rules, *, due: int) -> Ints:
     counts = np.zeros(_COUNTS, dtype=np.int64)
     counts[[FREE, FREE_SLOTS, FREEABLE_SLOTS]] = rule.blocks - 1, rule.encoder_cache, rule.encoder_cache
@@ -180,7 +212,8 @@ def _start_counts(rule: Rules, *, due: int) -> Ints:
     return counts
 
 
-def _check(rule: Rules, requests: Sequence[SimRequest]) -> None:
+def check_requests(rule: Rules, requests: Sequence[SimRequest]) -> None:
+    """Raises ValueError when a request could never run, or they are not in order of arrival."""
     last = 0.0
     for number, request in enumerate(requests):
         total = request.prompt_tokens + request.output_tokens

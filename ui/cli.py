@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from pipeline.config import Config, ConfigError, load_config
-from ui import cli_compare, cli_plan
+from ui import cli_compare, cli_mock, cli_plan
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -147,6 +147,7 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, items: SetOption = None) -> No
 
 
 cli_plan.register(app)
+cli_mock.register(app)
 cli_compare.register(app)
 
 

@@ -108,7 +108,8 @@ def simulate(
 ) -> None:
     """Predict TTFT and ITL per class for step budgets, from measured steps (--fit) or a GPU's roofline (--gpu)."""
     from pipeline.config import ConfigError, load_config  # noqa: PLC0415 - keeps `--help` quick
-    from serving.simulate import Policy  # noqa: PLC0415
+    from serving.simulate import FrontEnd, Policy  # noqa: PLC0415
+    from ui.plan_engine import EngineOptions  # noqa: PLC0415
     from ui.plan_simulate import SimulateOptions, run_simulate  # noqa: PLC0415
 
     try:
@@ -116,15 +117,9 @@ def simulate(
             load=load,
             budgets=_budgets(budgets),
             policies=tuple(Policy(name) for name in policy or ["vllm"]),
-            fit=fit,
-            gpu=gpu,
-            model=model,
-            parameters=parameters,
-            tensor_parallel=tensor_parallel,
-            cache_tokens=cache_tokens,
+            engine=EngineOptions(fit, gpu, model, parameters, tensor_parallel, cache_tokens),
             split_tokens=split_tokens,
-            front_end_ms=front_end_ms,
-            picture_ms=picture_ms,
+            front_end=FrontEnd(request_s=front_end_ms / 1e3, picture_s=picture_ms / 1e3),
         )
         run_simulate(options, load_config(config, overrides=list(items or [])), as_json=as_json)
     except (ValueError, OSError, ConfigError) as error:

@@ -23,7 +23,7 @@ from serving.capacity import (
     sensitivities,
     weights_bytes,
 )
-from serving.config import SAMPLE_MODEL, ImageTokens
+from serving.config import ImageTokens
 from serving.kvcache import (
     DEFAULT_BLOCK_TOKENS,
     CacheLayout,
@@ -34,9 +34,10 @@ from serving.kvcache import (
     kv_dtype,
     pool_size,
 )
-from serving.modelfiles import ModelFiles, find_model, image_rule
+from serving.modelfiles import ModelFiles, image_rule
 from serving.modelshape import ModelShape, ShapeError, plain_shape, read_shape
 from serving.startuplog import read_startup_log
+from ui.plan_engine import open_model
 
 GIB = 2**30
 WIDTH = 120  # of piped output, which has no terminal to fit
@@ -82,15 +83,6 @@ def run_kv(options: KVOptions, *, as_json: bool) -> None:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         report.show(Console(width=None if sys.stdout.isatty() else WIDTH))
-
-
-def open_model(name: str) -> ModelFiles:
-    """A model by folder, file or hub name, or `sample` for the sample model, which is built if it is not there yet."""
-    if name == SAMPLE_MODEL:
-        from samples.vlm import ensure_checkpoint  # noqa: PLC0415 - only for the sample model
-
-        name = str(ensure_checkpoint())
-    return find_model(name)
 
 
 def _work_out(options: KVOptions) -> _Report:

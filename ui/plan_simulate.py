@@ -14,19 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config import Config
-from serving.capacity import DEFAULT_OVERHEAD_BYTES, MemoryBudget, activation_peak_bytes, weights_bytes
 from serving.compiled import is_compiled
-from serving.config import ClassConfig, ImageTokens, ServerConfig
-from serving.kvcache import DEFAULT_BLOCK_TOKENS, cache_layout, kv_dtype, pool_size
+from serving.config import ClassConfig
 from serving.latency import Percentiles
-from serving.modelfiles import ModelFiles, image_rule
-from serving.modelshape import ModelShape, ShapeError, read_shape
-from serving.roofline import Machine, find_machine, model_cost, roofline_step_time
 from serving.simulate import EngineSettings, FrontEnd, Policy, Simulation, simulate
-from serving.stepsource import fit_from
 from serving.steptime import StepTime
-from serving.workload import PlannedRequest, Workload, draw
-from ui.plan_kv import open_model
+from serving.workload import Workload, draw
+from ui.plan_engine import EngineOptions, make_engine
 
 MS = 1e3
 WIDTH = 120
@@ -39,15 +33,9 @@ class SimulateOptions:
     load: Path
     budgets: tuple[int, ...]
     policies: tuple[Policy, ...]
-    fit: Path | None
-    gpu: str | None
-    model: str | None
-    parameters: int | None
-    tensor_parallel: int
-    cache_tokens: int | None
+    engine: EngineOptions
     split_tokens: int | None
-    front_end_ms: float
-    picture_ms: float
+    front_end: FrontEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +54,17 @@ def run_simulate(options: SimulateOptions, config: Config, *, as_json: bool) -> 
     server = config.serving.server
     workload = read_workload(options.load)
     planned = draw(workload)
-    files = open_model(options.model or server.model) if options.model or not server.base_url else None
-    step_time, machine = _step_time(options, files)
-    settings = _settings(options, server, files, machine)
-    rule = _image_rule(files, server, planned)
+    engine = make_engine(options.engine, server, largest_budget=max(options.budgets))
+    step_time, settings = engine.step_time, engine.settings
     if not as_json and not is_compiled():
         Console(stderr=True).print("Compiling the simulator once, some 20 seconds...")
-    front_end = FrontEnd(request_s=options.front_end_ms / MS, picture_s=options.picture_ms / MS)
     rows = []
     for budget in options.budgets:
         for policy in options.policies:
             chosen = replace(
                 settings, budget_tokens=budget, buffer_tokens=budget, policy=policy, split_tokens=options.split_tokens
             )
-            result = simulate(planned, chosen, step_time, image_tokens=rule, front_end=front_end)
+            result = simulate(planned, chosen, step_time, image_tokens=engine.image_tokens, front_end=options.front_end)
             rows.append(_Row(budget, policy, result))
     if as_json:
         print(json.dumps(_as_dict(rows, step_time, workload, settings), indent=2))
@@ -106,88 +91,6 @@ def read_workload(path: Path) -> Workload:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{path.name}: {where or 'the load'}: {first['msg'].removeprefix('Value error, ')}") from None
-
-
-def _step_time(options: SimulateOptions, files: ModelFiles | None) -> tuple[StepTime, Machine | None]:
-    if (options.fit is None) == (options.gpu is None):
-        raise ValueError("give either --fit (measured steps) or --gpu (a roofline), to say how long a step takes")
-    if options.fit is not None:
-        return fit_from(options.fit), None
-    machine = find_machine(options.gpu or "")
-    if files is None:
-        raise ValueError("--gpu needs a model, to know what a step computes; give --model")
-    shape = read_shape(files.config)
-    cost = model_cost(
-        shape,
-        kv_dtype("auto", shape.dtype),
-        tensor_parallel=options.tensor_parallel,
-        parameters=options.parameters,
-        weight_bytes=files.weight_bytes,
-        vision=files.config.get("vision_config"),
-        image_tokens_per_patch=_tokens_per_patch(files),
-    )
-    return roofline_step_time(machine, cost), machine
-
-
-def _tokens_per_patch(files: ModelFiles) -> float:
-    """Image tokens made of one patch: patches are merged (Qwen-VL) or shuffled (Idefics3) together."""
-    vision = files.config.get("vision_config") or {}
-    merged = files.config.get("scale_factor") or vision.get("spatial_merge_size") or 1
-    return float(1 / merged**2)
-
-
-def _settings(
-    options: SimulateOptions, server: ServerConfig, files: ModelFiles | None, machine: Machine | None
-) -> EngineSettings:
-    block = DEFAULT_BLOCK_TOKENS["gpu" if machine is not None else server.device.value]
-    if options.cache_tokens is not None:
-        blocks = options.cache_tokens // block + 1
-    else:
-        if files is None:
-            raise ValueError("the size of the KV cache is not known; give --cache-tokens")
-        shape = read_shape(files.config)
-        layout = cache_layout(
-            shape, kv_dtype("auto", shape.dtype), block_tokens=block, tensor_parallel=options.tensor_parallel
-        )
-        cache = _cache_bytes(options, server, files, shape, machine)
-        blocks = pool_size(
-            layout, cache, max_model_len=server.max_model_len, in_flight_tokens=max(options.budgets)
-        ).blocks
-        if len(layout.groups) > 1:
-            raise ShapeError("the simulator knows one kind of attention layer; this model mixes kinds")
-    return EngineSettings.of_server(server, cache_blocks=blocks, block_tokens=block)
-
-
-def _cache_bytes(
-    options: SimulateOptions, server: ServerConfig, files: ModelFiles, shape: ModelShape, machine: Machine | None
-) -> int:
-    if machine is None:
-        if server.kv_cache_memory_bytes is None:
-            raise ValueError("the config does not set kv_cache_memory_bytes; give --cache-tokens")
-        return server.kv_cache_memory_bytes
-    memory = MemoryBudget(
-        total_bytes=machine.memory_bytes,
-        utilization=server.gpu_memory_utilization or 0.9,
-        weight_bytes=weights_bytes(shape, files_bytes=files.weight_bytes, tensor_parallel=options.tensor_parallel),
-        activation_bytes=activation_peak_bytes(
-            shape,
-            budget_tokens=max(options.budgets),
-            max_num_seqs=server.max_num_seqs,
-            tensor_parallel=options.tensor_parallel,
-        ),
-        overhead_bytes=DEFAULT_OVERHEAD_BYTES,
-    )
-    return memory.cache_bytes
-
-
-def _image_rule(files: ModelFiles | None, server: ServerConfig, planned: list[PlannedRequest]) -> ImageTokens:
-    """The model's own rule where it says one, else the config's; a load without pictures needs none."""
-    if files is None or all(request.pictures is None for request in planned):
-        return server.image_tokens
-    try:
-        return image_rule(files)
-    except ShapeError:
-        return server.image_tokens
 
 
 def _figures(pool: Percentiles) -> dict[str, float | int | None]:
