@@ -168,7 +168,9 @@ def test_overrides_reach_lists(tmp_path: Path) -> None:
 def test_one_key_of_a_class_leaves_the_others_at_their_defaults(tmp_path: Path) -> None:
     defaults = load_config(None, environ={}).serving.classes
     override = "serving.classes.camera.extra_body={top_k: 1}"
-    classes = load(tmp_path, {"serving": {"classes": {"chat": {"max_tokens": 9}}}}, overrides=[override]).serving.classes
+    classes = load(
+        tmp_path, {"serving": {"classes": {"chat": {"max_tokens": 9}}}}, overrides=[override]
+    ).serving.classes
     assert classes["camera"] == defaults["camera"].model_copy(update={"extra_body": {"top_k": 1}})
     assert classes["chat"] == defaults["chat"].model_copy(update={"max_tokens": 9})
     assert classes["document"] == defaults["document"]
