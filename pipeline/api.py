@@ -141,13 +141,28 @@ class TimelinePoint(BaseModel):
     stall: bool = False
 
 
+class StallView(BaseModel):
+    """One of the newest stalls and what its time went to, in words: the largest part, and all of them."""
+
+    at_s: float
+    traffic_class: str
+    request_id: str
+    duration_ms: float
+    cause: str
+    parts: list[str] = []
+
+
 class LatencyView(BaseModel):
-    """Both classes and the samples of the last `timeline_s` seconds."""
+    """Both classes and the samples of the last `timeline_s` seconds.
+
+    `stalls` holds the newest stalls of requests that have ended, where the engine records its steps; newest first.
+    """
 
     window_s: float
     now_s: float
     classes: list[ClassLatency]
     timeline: list[TimelinePoint] = []
+    stalls: list[StallView] = []
 
 
 class EngineView(BaseModel):
@@ -179,6 +194,7 @@ class ServerView(BaseModel):
     max_num_batched_tokens: int | None = None
     max_num_scheduled_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
+    simulated: str | None = None  # what a simulated server simulates; no model runs there
 
 
 class StatusView(BaseModel):

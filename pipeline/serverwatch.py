@@ -141,6 +141,7 @@ class ServerWatch:
             max_num_batched_tokens=budgets.max_num_batched_tokens if budgets is not None else None,
             max_num_scheduled_tokens=self._step_budget or (budgets.max_num_scheduled_tokens if budgets else None),
             long_prefill_token_threshold=budgets.long_prefill_token_threshold if budgets is not None else None,
+            simulated=facts.simulated if facts is not None else None,
         )
         if self.ready != was_ready:
             self._facts_at_s = 0.0

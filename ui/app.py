@@ -10,6 +10,7 @@ from __future__ import annotations
 import streamlit as st
 
 from ui import page_compare, page_live, page_plan
+from ui.components import panel
 
 # Streamlit's own margins would cost a laptop a fifth of the screen. The links to the pages and Streamlit's menu lie
 # over the right end of each page's first line, which leaves a fifth of itself free for them.
@@ -45,6 +46,8 @@ def main() -> None:
     with st.container(horizontal=True, key="pages"):
         for page in pages:
             st.page_link(page)
+    if chosen is not pages[0]:  # the page "Live" says so in its own first line
+        panel("simulated", service=page_live.service(page_live.service_url()))
     chosen.run()
 
 

@@ -18,7 +18,12 @@ def _client(url: str) -> ServiceClient:
     return ServiceClient(url)
 
 
-def _service(url: str) -> dict[str, Any]:
+def service_url() -> str:
+    """Where this process reaches the camera service."""
+    return os.environ.get("FRAMECHAT_SERVICE_URL", DEFAULT_URL)
+
+
+def service(url: str) -> dict[str, Any]:
     """How the browser reaches the service: its public address, or the page's own host and this port."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -27,20 +32,19 @@ def _service(url: str) -> dict[str, Any]:
 
 def show() -> None:
     """Lay the page out; it fills the screen once, and its panels scroll inside."""
-    url = os.environ.get("FRAMECHAT_SERVICE_URL", DEFAULT_URL)
-    client = _client(url)
-    service = _service(url)
+    url = service_url()
+    client, at = _client(url), service(url)
     # The last of the three is room for the links to the other pages and Streamlit's menu.
     top, add, _ = st.columns([0.67, 0.12, 0.21], vertical_alignment="center", gap="small")
     with top:
-        panel("status", service=service)
+        panel("status", service=at)
     with add:
         panels.add_camera(client)
     left, middle, right = st.columns([0.48, 0.26, 0.26], gap="small")
     with left:
-        panels.pictures(client, service)
-        panel("latency", service=service)
+        panels.pictures(client, at)
+        panel("latency", service=at)
     with middle:
-        panels.descriptions(client, service)
+        panels.descriptions(client, at)
     with right:
-        panels.chat(client, service)
+        panels.chat(client, at)

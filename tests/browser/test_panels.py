@@ -166,6 +166,17 @@ def pixel(page: Page) -> list[int]:
     )
 
 
+@pytest.mark.parametrize("name", ["status", "simulated"])
+def test_a_simulated_server_is_said_to_be_one(scene: Scene, name: str) -> None:
+    scene.mount(name)
+    scene.page.wait_for_function("framechatLink.socket?.readyState === 1")
+    scene.say("status", **status())
+    scene.page.wait_for_function("framechatLink.status !== null")
+    expect(scene.page.get_by_text("SIMULATED")).to_be_hidden()
+    scene.say("status", **status(simulated="simulated: vllm scheduling, budget 256"))
+    expect(scene.page.get_by_text("SIMULATED")).to_contain_text("budget 256")
+
+
 def test_all_panels_share_one_connection_that_closes_with_the_last(scene: Scene) -> None:
     for name in ("status", "pictures", "descriptions", "latency"):
         scene.mount(name)
@@ -372,6 +383,21 @@ def test_latency_shows_both_classes_and_marks_a_missed_objective(scene: Scene) -
     expect(scene.page.get_by_text("256 tokens", exact=True)).to_be_visible()
     expect(scene.page.get_by_text("12.5 %")).to_be_visible()
     expect(scene.page.locator("tbody[data-class='document']")).to_be_hidden()
+
+
+def test_the_newest_stall_has_its_cause(scene: Scene) -> None:
+    scene.mount("latency")
+    scene.say("status", **status())
+    scene.say("latency", **latency())
+    expect(scene.page.get_by_text("newest stall")).to_be_hidden()
+    parts = ["prefill of camera request 3f2a91c0 (812 tokens): 900 ms", "decoding: 100 ms"]
+    view = {
+        "at_s": 999.0, "traffic_class": "chat", "request_id": "x", "duration_ms": 1000.0, "cause": parts[0], "parts": parts,
+    }  # fmt: skip
+    scene.say("latency", **latency(), stalls=[view, {**view, "cause": "older"}])
+    shown = scene.page.get_by_text("newest stall: chat 1.00 s, prefill of camera request 3f2a91c0 (812 tokens): 900 ms")
+    expect(shown).to_be_visible()
+    expect(shown).to_have_attribute("title", "\n".join(parts))
 
 
 def test_the_time_line_counts_stalls_takes_doubles_once_and_does_not_grow(scene: Scene) -> None:

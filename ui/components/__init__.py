@@ -26,7 +26,7 @@ def _text(name: str) -> str:
 def panel(
     name: str, *, service: dict[str, Any], on_action: Callable[[dict[str, Any]], None] | None = None, **data: Any
 ) -> None:
-    """Mount the panel `name` (pictures, descriptions, latency, status or transcript).
+    """Mount the panel `name` (the name of its files).
 
     Args:
         name: Which panel; also its key, so that a rerun of the page updates it in place.

@@ -5,12 +5,13 @@ const SERVER_WORDS = { starting: "starting", ready: "ready", down: "down", resta
 export default panel(({ root, link, on }) => {
   const lamp = h("span", { class: "lamp", "aria-hidden": "true" });
   const server = h("span", { class: "server", role: "status" });
+  const simulated = h("strong", { class: "simulated", hidden: true });
   const detail = h("span", { class: "soft detail" });
   const facts = h("span", { class: "soft facts" });
   const bar = h("div", { class: "progress", hidden: true, "aria-hidden": "true" }, h("i"));
   const warnings = h("details", { class: "warnings", hidden: true });
   root.append(
-    h("div", { class: "line" }, h("h1", { class: "brand" }, "FrameChat"), lamp, server, detail, warnings, facts),
+    h("div", { class: "line" }, h("h1", { class: "brand" }, "FrameChat"), lamp, server, simulated, detail, warnings, facts),
     bar,
   );
 
@@ -28,16 +29,19 @@ export default panel(({ root, link, on }) => {
       state = model.state;
       const since = model.state === "ready" || model.elapsed_s === null ? "" : ` for ${duration(model.elapsed_s * 1000)}`;
       put(server, `Model server ${SERVER_WORDS[model.state] ?? model.state}${since}`);
-      put(detail, model.detail ?? "");
+      put(detail, model.simulated ? "" : (model.detail ?? ""));
+      put(simulated, `SIMULATED: made-up answers, ${model.simulated}`);
+      simulated.title = simulated.textContent;
       const parts = [];
       if (model.model) parts.push(model.model);
-      if (model.version) parts.push(`vLLM ${model.version}`);
+      if (model.version && !model.simulated) parts.push(`vLLM ${model.version}`);
       if (model.attached) parts.push("attached");
       if (model.state === "ready" && engine.age_s !== null && engine.age_s > 10)
         parts.push(`its figures are ${duration(engine.age_s * 1000)} old`);
       parts.push(`detector ${status.detector}`);
       put(facts, parts.join(" · "));
     }
+    show(simulated, !trouble && Boolean(status?.server.simulated));
     root.dataset.state = state;
     show(bar, !trouble && (state === "starting" || state === "restarting"));
     drawWarnings(trouble ? [] : (status?.warnings ?? []));
