@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.api import CameraView, ClassLatency, LatencyView, Percentiles, StatusView, TimelinePoint
 from pipeline.config import Config
+from pipeline.stallcauses import StallCauses
 from serving.latency import ClassSummary, Ledger
 from serving.latency import Percentiles as Pool
 from serving.records import Outcome, RequestRecord, now_s
@@ -40,11 +41,13 @@ class Figures(Collector):
 
     Args:
         ledger: Where latency comes from.
+        stalls: Knows the causes of the newest stalls.
         status: The present state; called at every scrape.
     """
 
-    def __init__(self, config: Config, ledger: Ledger, status: Callable[[], StatusView]) -> None:
+    def __init__(self, config: Config, ledger: Ledger, stalls: StallCauses, status: Callable[[], StatusView]) -> None:
         self._ledger = ledger
+        self._stalls = stalls
         self._status = status
         self._window_s = config.service.latency_window_s
         self._registry = CollectorRegistry()
@@ -68,6 +71,7 @@ class Figures(Collector):
 
     def observe(self, record: RequestRecord) -> None:
         """Count an ended request. From one thread."""
+        self._stalls.observe(record)
         name = record.traffic_class
         self._ended.labels(name, record.outcome.value).inc()
         if record.error is not None:
@@ -96,6 +100,7 @@ class Figures(Collector):
         return LatencyView(
             window_s=window_s,
             now_s=at_s,
+            stalls=list(self._stalls.newest),
             classes=[_class_view(summary) for summary in self._ledger.summaries(at_s, window_s)],
             timeline=[
                 TimelinePoint(

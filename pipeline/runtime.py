@@ -24,6 +24,7 @@ from pipeline.feed import Feed
 from pipeline.figures import Figures
 from pipeline.serverwatch import ServerWatch, api_headers
 from pipeline.sourcecheck import check_source
+from pipeline.stallcauses import StallCauses, run_folder
 from pipeline.store import Store
 from pipeline.traffic import Traffic
 from pipeline.uploads import Uploads
@@ -55,7 +56,8 @@ class Runtime:
         self.started_s = now_s()
         self.feed = Feed()
         self.ledger = Ledger(config.serving.classes, config.service.latency_window_s)
-        self.figures = Figures(config, self.ledger, self.status)
+        self.stalls = StallCauses(config, self.ledger, run_folder())
+        self.figures = Figures(config, self.ledger, self.stalls, self.status)
         self.cameras: dict[str, CameraWorker] = {}
         self.uploads = Uploads(config)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -86,6 +88,7 @@ class Runtime:
         self.server = ServerWatch(config, self.describer.set_ready)
         self.api_headers = headers
         self._spawn(self.server.run())
+        self._spawn(self.stalls.run())
         self._spawn(self.writer.keep_swept())
         await self._start_cameras()
 

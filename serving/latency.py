@@ -269,6 +269,12 @@ class Ledger:
                 case Outcome.SKIPPED:
                     _count(book.skipped, record.reason)
 
+    def traffic_class_of(self, request_id: str) -> str | None:
+        """The class of a request that was begun and has not ended."""
+        with self._lock:
+            request = self._open.get(request_id)
+            return None if request is None else request.traffic_class
+
     def skip(self, traffic_class: str, reason: str) -> None:
         """A request that was never begun will not be made, and why."""
         book = self._book(traffic_class)

@@ -392,7 +392,8 @@ def test_the_newest_stall_has_its_cause(scene: Scene) -> None:
     expect(scene.page.get_by_text("newest stall")).to_be_hidden()
     parts = ["prefill of camera request 3f2a91c0 (812 tokens): 900 ms", "decoding: 100 ms"]
     view = {
-        "at_s": 999.0, "traffic_class": "chat", "request_id": "x", "duration_ms": 1000.0, "cause": parts[0], "parts": parts,
+        "at_s": 999.0, "traffic_class": "chat", "request_id": "x", "duration_ms": 1000.0, "cause": parts[0],
+        "parts": parts,
     }  # fmt: skip
     scene.say("latency", **latency(), stalls=[view, {**view, "cause": "older"}])
     shown = scene.page.get_by_text("newest stall: chat 1.00 s, prefill of camera request 3f2a91c0 (812 tokens): 900 ms")

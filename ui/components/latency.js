@@ -271,6 +271,7 @@ export default panel(({ root, link, on, atEnd }) => {
   const head = h("thead", {}, h("tr", {}, h("td"), h("th", { scope: "col" }, "p50"), h("th", { scope: "col" }, "p95"), h("th", { scope: "col" }, "p99"), h("td", { class: "tracks" }, scale()), h("th", { scope: "col", class: "slo" }, "SLO")));
   const table = h("table", {}, head);
   const timeline = new TimeLine(link, root);
+  const stall = h("span", { class: "newest" });
   const legend = h(
     "div",
     { class: "legend small soft" },
@@ -278,6 +279,7 @@ export default panel(({ root, link, on, atEnd }) => {
     h("span", {}, h("i", { class: "first" }), "TTFT"),
     h("span", {}, h("i", { class: "stall" }), "stall: a gap above its objective"),
     h("span", {}, h("i", { class: "dashed" }), "ITL objective"),
+    stall,
     note,
   );
   const empty = h("div", { class: "quiet", role: "status" });
@@ -312,8 +314,18 @@ export default panel(({ root, link, on, atEnd }) => {
       group.update(view);
     }
     if (link.latency) put(note, `figures of the last ${Math.round(link.latency.window_s / 60)} min`);
+    drawStall();
     drawState();
     drawLine();
+  }
+
+  /** The newest stall and what caused it; its other parts are in the tooltip. */
+  function drawStall() {
+    const newest = link.latency?.stalls?.[0];
+    show(stall, Boolean(newest));
+    if (!newest) return;
+    put(stall, `newest stall: ${newest.traffic_class} ${(newest.duration_ms / 1000).toFixed(2)} s, ${newest.cause}`);
+    stall.title = newest.parts.join("\n");
   }
 
   function drawState() {
