@@ -106,16 +106,25 @@ def resampled_quantiles(samples: Samples, qs: Sequence[float], taken: Counts) ->
         return result
     size = max(1, _CHUNK // count)
     for start in range(0, len(taken), size):
-        upto = np.cumsum(taken[start : start + size][:, samples.unit], axis=1, dtype=np.int32)
-        for row, cumulated in enumerate(upto, start):
-            total = int(cumulated[-1])
-            if total == 0:
-                continue
-            ranks = np.asarray(qs) * (total - 1)
-            below = np.floor(ranks).astype(np.int64)
-            lower = samples.values[np.searchsorted(cumulated, below, side="right")]
-            upper = samples.values[np.searchsorted(cumulated, np.minimum(below + 1, total - 1), side="right")]
-            result[row] = lower + (ranks - below) * (upper - lower)
+        upto = np.cumsum(taken[start : start + size][:, samples.unit], axis=1, dtype=np.int64)
+        total = upto[:, -1]
+        # Rows one above the other are one ascending sequence, which is searched at once.
+        stride = int(total.max()) + 1
+        lift = np.arange(len(upto)) * stride
+        ladder = (upto + lift[:, None]).ravel()
+        ranks = np.outer(np.maximum(total - 1, 0), qs)
+        below = np.floor(ranks).astype(np.int64)
+        above = np.minimum(below + 1, np.maximum(total - 1, 0)[:, None])
+
+        def values(rank: Ints, lift: Ints = lift, ladder: Ints = ladder) -> Floats:
+            """The samples at these ranks of each row."""
+            found = np.searchsorted(ladder, rank + lift[:, None], side="right") - np.arange(len(lift))[:, None] * count
+            taken_values: Floats = samples.values[np.minimum(found, count - 1)]
+            return taken_values
+
+        lower = values(below)
+        piece = lower + (ranks - below) * (values(above) - lower)
+        result[start : start + size] = np.where(total[:, None] > 0, piece, np.nan)
     return result
 
 
