@@ -22,22 +22,21 @@ process. The messages sent here are the ones it would send.
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
 import openai
 
+from serving.active import ActiveRequest, OnEnd, OnSent, OnToken
 from serving.address import is_loopback
 from serving.config import Timeouts
 from serving.faults import explain
-from serving.records import ErrorKind, Outcome, RequestError, RequestRecord, TokenEvent, now_s
+from serving.records import ErrorKind, Outcome, RequestError, RequestRecord, now_s
 from serving.request import ModelRequest, picture_part, text_part
 from serving.sse import EventDecoder
 from serving.stream import StreamReader
@@ -51,8 +50,6 @@ __all__ = [
     "text_part",
 ]
 
-_log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 _IDLE_CONNECTION_S = 2.0
 _MODEL_LIST_TIMEOUT_S = 10.0
@@ -65,10 +62,6 @@ _STREAM_OPTIONS: tuple[dict[str, bool] | None, ...] = (
     None,
 )
 
-OnToken = Callable[[TokenEvent], None]
-OnSent = Callable[[float], None]
-OnEnd = Callable[[RequestRecord], None]
-
 
 class ModelServerError(Exception):
     """The model server could not be asked; `error` says why."""
@@ -76,67 +69,6 @@ class ModelServerError(Exception):
     def __init__(self, error: RequestError) -> None:
         super().__init__(error.message)
         self.error = error
-
-
-class ActiveRequest:
-    """A request on its way. Every method may be called from any thread."""
-
-    def __init__(
-        self, request: ModelRequest, on_token: OnToken | None, on_sent: OnSent | None, on_end: OnEnd | None
-    ) -> None:
-        self.request = request
-        self._on_token = on_token
-        self._on_sent = on_sent
-        self._on_end = on_end
-        self._future: Future[RequestRecord] = Future()
-        self._lock = threading.Lock()
-        self._cancel_reason: str | None = None
-        self._cancel_task: Callable[[], object] | None = None
-
-    def cancel(self, reason: str) -> None:
-        """Stop the request: its connection is closed, which makes the server drop it. Harmless when it has ended.
-
-        Args:
-            reason: Why, in the words that counters and the page show; the first call's counts.
-        """
-        with self._lock:
-            if self._cancel_reason is not None or self._future.done():
-                return
-            self._cancel_reason = reason
-            cancel_task = self._cancel_task
-        if cancel_task is not None:
-            cancel_task()
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._future.done()
-
-    async def result(self) -> RequestRecord:
-        """The outcome, whatever it is: failures of server and network are in the record, not raised."""
-        return await asyncio.shield(asyncio.wrap_future(self._future))
-
-    def wait(self, timeout_s: float | None = None) -> RequestRecord:
-        """Block until the outcome is known, for callers without an event loop.
-
-        Raises:
-            TimeoutError: It is not known after `timeout_s`.
-        """
-        return self._future.result(timeout_s)
-
-    def _started(self, cancel_task: Callable[[], object]) -> bool:
-        """Tell how to cancel; False when that was already asked for."""
-        with self._lock:
-            self._cancel_task = cancel_task
-            return self._cancel_reason is None
-
-    def _tell(self, callback: Callable[[_T], None] | None, value: _T) -> None:
-        """Call back; a bug there must not end the request, for other people's gaps are timed by the same loop."""
-        if callback is None:
-            return
-        try:
-            callback(value)
-        except Exception:
-            _log.exception("a callback of request %s failed", self.request.request_id)
 
 
 @dataclass(slots=True)
@@ -302,7 +234,7 @@ class ModelClient:
         loop = asyncio.get_running_loop()
         progress = _Progress(StreamReader(active.request.max_tokens), self._wanted_model or self._listed_model or "")
         task = loop.create_task(self._serve(active, progress))
-        if not active._started(lambda: loop.call_soon_threadsafe(task.cancel)):
+        if not active.started(lambda: loop.call_soon_threadsafe(task.cancel)):
             task.cancel()  # before its first step, so that _serve never runs
             self._conclude(active, progress, Outcome.CANCELLED)
             return
@@ -326,7 +258,7 @@ class ModelClient:
             outcome = Outcome.DONE if complete else Outcome.CANCELLED
         except Exception as unexpected:
             # Not the server's doing: a request that cannot be written as JSON, or a bug here. The caller must see it.
-            active._future.set_exception(unexpected)
+            active.break_off(unexpected)
             return
         self._conclude(active, progress, outcome, error)
 
@@ -352,11 +284,10 @@ class ModelClient:
             tokens_counted=bool(reader.tokens_counted),
             finish_reason=reader.finish_reason,
             error=error,
-            reason=active._cancel_reason if outcome is Outcome.CANCELLED else None,
+            reason=active.cancel_reason if outcome is Outcome.CANCELLED else None,
             text=reader.text,
         )
-        active._tell(active._on_end, record)
-        active._future.set_result(record)
+        active.end(record)
 
     async def _attempt(self, active: ActiveRequest, progress: _Progress) -> RequestError | None:
         """Ask, read and time; None is success."""
@@ -399,7 +330,7 @@ class ModelClient:
         arguments["extra_headers"] |= self._no_key
         progress.sent_s = now_s()
         deadline.reschedule(asyncio.get_running_loop().time() + self._timeouts.first_token_s)
-        active._tell(active._on_sent, progress.sent_s)
+        active.sent(progress.sent_s)
         for index in range(self._options_index, len(_STREAM_OPTIONS)):
             options = _STREAM_OPTIONS[index]
             if options is not None:
@@ -432,7 +363,7 @@ class ModelClient:
             for event in decoder.feed(data):
                 for token in reader.feed(at_s, event):
                     heard = heard or token.tokens > 0
-                    active._tell(active._on_token, token)
+                    active.token(token)
             if reader.ended:
                 progress.finished_s = at_s
                 deadline.reschedule(clock() + _DRAIN_S)
