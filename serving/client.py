@@ -1,8 +1,8 @@
 """One streaming chat-completions request, timed; the only code that talks to a model.
 
 Where the clock is read. A request is *sent* when it is handed to `openai`'s client, before the body is built. A chunk
-*arrives* when the HTTP library hands over the bytes of one socket read, before they are split into events or parsed as
-JSON, so parsing never counts as a gap; chunks that came in one read have one arrival time. Everything runs in a thread
+*arrives* when its last bytes are read from the socket, before anything of any stream that was read at the same time is
+parsed (serving/arrival.py); chunks that came in one read have one arrival time. Everything runs in a thread
 with an event loop of its own: what the caller's loop or threads do delays a reading by no more than the interpreter
 takes to switch threads (5 ms under a thread that never yields, usually far less).
 
@@ -34,6 +34,7 @@ import openai
 
 from serving.active import ActiveRequest, OnEnd, OnSent, OnToken
 from serving.address import is_loopback
+from serving.arrival import ArrivalLoop, descriptor_of
 from serving.config import Timeouts
 from serving.faults import explain
 from serving.records import ErrorKind, Outcome, RequestError, RequestRecord, now_s
@@ -130,7 +131,7 @@ class ModelClient:
             ),
         )
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: ArrivalLoop | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -218,7 +219,7 @@ class ModelClient:
         if self._closed:
             raise RuntimeError("the model client is closed")
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = ArrivalLoop()
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="framechat-client", daemon=True)
             self._thread.start()
         return self._loop
@@ -355,8 +356,9 @@ class ModelClient:
         deadline: asyncio.Timeout,
     ) -> None:
         decoder, reader, clock = EventDecoder(), progress.reader, asyncio.get_running_loop().time
+        arrived_s, connection = self._arrival_s, descriptor_of(response.http_response.extensions)
         async for data in response.iter_bytes():
-            at_s = now_s()
+            at_s = arrived_s(connection)
             if progress.finished_s is not None:
                 continue  # draining
             finish_before, heard = reader.finish_reason, False
@@ -369,6 +371,10 @@ class ModelClient:
                 deadline.reschedule(clock() + _DRAIN_S)
             elif heard or reader.finish_reason != finish_before:
                 deadline.reschedule(clock() + self._timeouts.gap_s)
+
+    def _arrival_s(self, connection: int | None) -> float:
+        loop = self._loop  # None while the client closes
+        return now_s() if loop is None else loop.arrival_s(connection)
 
     async def _model_name(self) -> str:
         name = self._wanted_model or self._listed_model
