@@ -202,8 +202,8 @@ def test_source_on_the_command_line() -> None:
 
 # --- the deployments ------------------------------------------------------------------------------------------------
 
-# load-*.yaml are loads to measure with, not deployments.
-FILES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("load"))
+# load-*.yaml are loads to measure with and variants-*.yaml what to compare, not deployments.
+FILES = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith(("load-", "variants-")))
 
 
 def test_the_deployments_are_all_there() -> None:
