@@ -41,6 +41,7 @@ def running_product(folder: Path) -> Iterator[Product]:
         "ui.port": page_port,
         "store.folder": folder / "data",
         "run_folder": folder / "runs",
+        "comparisons.folder": folder / "comparisons",
     }
     command = [sys.executable, "-m", "ui.cli", "up", "--config", str(ROOT / "configs" / "sample.yaml")]
     command += ["--set", device_setting()]
