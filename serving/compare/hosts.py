@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +15,7 @@ from serving.config import ServerConfig
 from serving.records import now_s
 from serving.scheduler.control import SchedulerControl, SchedulerControlError
 from serving.scheduler.steps import StepReader
+from serving.scheduler.wiring import STEPS_NAME
 from serving.server import ModelServer
 from serving.status import ServerStatus
 
@@ -65,7 +67,7 @@ class OwnServer:
         self._environ = environ
         self._server: ModelServer | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._starts = 0
+        self._starts = len(list(folder.glob("server-*")))  # of a comparison that is resumed
         self._restarts = 0
         self._say: Say = lambda _line: None
         self.deaths = 0
@@ -139,6 +141,8 @@ class OwnServer:
         server, self._server = self._server, None
         if server is not None:
             await server.stop()
+            # What counts of them is in the blocks; they are much larger.
+            shutil.rmtree(server.log_path.parent / STEPS_NAME, ignore_errors=True)
         if watching is not None:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):

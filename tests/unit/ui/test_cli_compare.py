@@ -8,14 +8,20 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from pipeline.config import Config, load_config
+from serving.compare.arms import check_arms, read_variants
 from serving.compare.summary import Summary
 from serving.compare.tables import read_experiment, read_results
+from serving.config import ImageTokens
+from serving.workload import draw
 from tests.comparison_data import comparison
 from tests.scripted_server import ScriptedServer
 from tests.unit.serving.compare.scripted_arms import Answer, playing
 from ui.cli import app
 from ui.cli_compare import _shown
+from ui.plan_simulate import read_workload
 
+CONFIGS = Path(__file__).parents[3] / "configs"
 ANSWERS = {"camera": Answer(0.03, [0.05], [1]), "chat": Answer(0.02, [0.04, 0.04], [1, 2])}
 LOAD = """
 duration_s: 0.8
@@ -135,3 +141,21 @@ def test_the_recorded_command_hides_the_servers_variables() -> None:
     shown = " ".join(_shown(argv))
     assert "hush" not in shown
     assert shown.startswith("framechat compare --set serving.server.env.TOKEN=***")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("load-*.yaml")), ids=lambda path: path.name)
+def test_the_loads_that_come_with_it_are_loads_of_known_classes(path: Path) -> None:
+    workload = read_workload(path)
+    assert set(workload.classes) <= set(Config().serving.classes)
+    assert {request.traffic_class for request in draw(workload)} == set(workload.classes)
+
+
+def test_the_variants_that_come_with_it_can_be_had() -> None:
+    serving = load_config(CONFIGS / "sample.yaml").serving
+    arms = check_arms(read_variants(CONFIGS / "variants-cpu.yaml"), serving)
+    assert [arm.reason for arm in arms] == [None] * len(arms)
+
+
+def test_the_cameras_pictures_of_the_cpu_load_are_about_a_thousand_tokens() -> None:
+    (camera,) = {request.pictures for request in draw(read_workload(CONFIGS / "load-cpu.yaml")) if request.pictures}
+    assert camera.tokens_each(ImageTokens()) == 17 * 64
