@@ -108,6 +108,32 @@ def command_of(server: ModelServer) -> psutil.Process:
     pytest.fail("the guard started nothing")
 
 
+@pytest.mark.parametrize(
+    ("release", "plugin", "said"),
+    [
+        pytest.param("0.32.0", True, None, id="the release that the plugin knows"),
+        pytest.param("0.77.0", True, "not recorded: the plugin knows vLLM 0.32, and this is 0.77.0", id="another"),
+        pytest.param("0.32.0", False, None, id="switched off"),
+    ],
+)
+async def test_the_scheduler_plugin_goes_where_it_fits(
+    stand_in: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, release: str, plugin: bool, said: str | None
+) -> None:
+    info = stand_in.parents[1] / "lib" / "python3.11" / "site-packages" / f"vllm-{release}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
+    async with keeper(settings(stand_in, scheduler_plugin=plugin), tmp_path) as (server, _):
+        await server.start()
+        await server.wait_ready()
+        command, environment = command_of(server).cmdline(), command_of(server).environ()
+        inside = plugin and said is None
+        assert ("framechat_scheduler.make_scheduler" in command) == inside
+        assert environment.get("FRAMECHAT_CONTROL_SOCKET") == (str(tmp_path / "scheduler.sock") if inside else None)
+        assert (server.no_plugin is None) == inside
+        assert said is None or (said in server.status.detail and "not be recorded" in caplog.text)
+        assert said is not None or "recorded" not in server.status.detail
+
+
 async def test_start_ready_stop(stand_in: Path, tmp_path: Path) -> None:
     config = settings(stand_in, max_num_batched_tokens=512, long_prefill_token_threshold=100)
     async with keeper(config, tmp_path) as (server, said):
