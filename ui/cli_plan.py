@@ -110,12 +110,12 @@ def simulate(
     from pipeline.config import ConfigError, load_config  # noqa: PLC0415 - keeps `--help` quick
     from serving.simulate import FrontEnd, Policy  # noqa: PLC0415
     from ui.plan_engine import EngineOptions  # noqa: PLC0415
-    from ui.plan_simulate import SimulateOptions, run_simulate  # noqa: PLC0415
+    from ui.plan_simulate import SimulateOptions, parse_budgets, run_simulate  # noqa: PLC0415
 
     try:
         options = SimulateOptions(
             load=load,
-            budgets=_budgets(budgets),
+            budgets=parse_budgets(budgets, "--budgets"),
             policies=tuple(Policy(name) for name in policy or ["vllm"]),
             engine=EngineOptions(fit, gpu, model, parameters, tensor_parallel, cache_tokens),
             split_tokens=split_tokens,
@@ -124,16 +124,6 @@ def simulate(
         run_simulate(options, load_config(config, overrides=list(items or [])), as_json=as_json)
     except (ValueError, OSError, ConfigError) as error:
         raise _usage_error(error) from None
-
-
-def _budgets(text: str) -> tuple[int, ...]:
-    try:
-        budgets = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"--budgets is {text!r}, allowed: whole numbers with commas, such as 128,512") from None
-    if min(budgets) < 1:
-        raise ValueError(f"--budgets is {text!r}, allowed: 1 or more each")
-    return budgets
 
 
 def _usage_error(error: Exception) -> typer.Exit:

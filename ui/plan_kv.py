@@ -78,14 +78,19 @@ def run_kv(options: KVOptions, *, as_json: bool) -> None:
     Raises:
         ValueError: (or `ShapeError`, `OSError`) The options cannot be worked out; the message is one line.
     """
-    report = _work_out(options)
+    report = work_out(options)
     if as_json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         report.show(Console(width=None if sys.stdout.isatty() else WIDTH))
 
 
-def _work_out(options: KVOptions) -> _Report:
+def work_out(options: KVOptions) -> KVReport:
+    """Everything that the options ask for.
+
+    Raises:
+        ValueError: (or `ShapeError`, `OSError`) They cannot be worked out; the message is one line.
+    """
     files, shape = _shape(options)
     if options.device not in DEFAULT_BLOCK_TOKENS:
         raise ShapeError(f"--device is {options.device!r}, allowed: {', '.join(DEFAULT_BLOCK_TOKENS)}")
@@ -100,7 +105,7 @@ def _work_out(options: KVOptions) -> _Report:
         block_tokens=block_tokens,
         reserve_tokens=options.max_model_len,
     )
-    report = _Report(options.model or "a shape given by hand", element.name, shape, size)
+    report = KVReport(options.model or "a shape given by hand", element.name, shape, size)
     if options.picture is not None:
         report.pictures = _pictures(files, options.picture, options.every_s, options.cameras)
     if options.memory_gib is not None or options.server_log is not None:
@@ -112,19 +117,24 @@ def _work_out(options: KVOptions) -> _Report:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pictures:
+class PictureRate:
+    """Tokens of one picture, and how many pictures come a second."""
+
     tokens_each: int
     per_s: float
 
     @property
     def tokens_per_s(self) -> float:
+        """Image tokens a second."""
         return self.tokens_each * self.per_s
 
 
 @dataclass(frozen=True, slots=True)
-class _Fits:
+class Fits:
+    """What fits the memory: the pool, and how many requests of the mix. Sizes in bytes."""
+
     pool: PoolSize
-    block_bytes: int
+    layout: CacheLayout
     cache_bytes: int
     memory: MemoryBudget | None
     concurrency: Concurrency | None
@@ -133,17 +143,18 @@ class _Fits:
 
 
 @dataclass(slots=True)
-class _Report:
+class KVReport:
     """Everything one `framechat kv` found."""
 
     model: str
     dtype: str
     shape: ModelShape
     footprint: Footprint
-    pictures: _Pictures | None = None
-    fits: _Fits | None = None
+    pictures: PictureRate | None = None
+    fits: Fits | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
         found: dict[str, Any] = {
             "model": self.model,
             "dtype": self.dtype,
@@ -159,7 +170,7 @@ class _Report:
             fits = self.fits
             found["capacity"] = {
                 "cache_bytes": fits.cache_bytes,
-                "block_bytes": fits.block_bytes,
+                "block_bytes": fits.layout.block_bytes,
                 **asdict(fits.pool),
                 "memory": asdict(fits.memory) if fits.memory else None,
                 "mix": asdict(fits.concurrency) if fits.concurrency else None,
@@ -169,6 +180,7 @@ class _Report:
         return found
 
     def show(self, console: Console) -> None:
+        """As tables."""
         size = self.footprint
         table = Table(title=f"KV cache of {self.model} in {self.dtype}", show_header=False)
         for group in self.shape.groups:
@@ -193,7 +205,7 @@ class _Report:
             _show_fits(console, self.fits)
 
 
-def _show_fits(console: Console, fits: _Fits) -> None:
+def _show_fits(console: Console, fits: Fits) -> None:
     table = Table(title="What fits", show_header=False)
     if fits.memory is not None:
         memory = fits.memory
@@ -270,14 +282,14 @@ def _memory(shape: ModelShape, files: ModelFiles | None, options: KVOptions) -> 
     )
 
 
-def _fits(layout: CacheLayout, cache_bytes: int, memory: MemoryBudget | None, options: KVOptions) -> _Fits:
+def _fits(layout: CacheLayout, cache_bytes: int, memory: MemoryBudget | None, options: KVOptions) -> Fits:
     longest, seqs = options.max_model_len or options.tokens, options.max_num_seqs
     in_flight = options.budget * (2 if options.device == "gpu" else 1)  # a GPU server has two steps in flight
-    mix = [_mix_part(item) for item in options.mix]
+    mix = [mix_part(item) for item in options.mix]
     pool = pool_size(layout, cache_bytes, max_model_len=longest, in_flight_tokens=in_flight)
-    return _Fits(
+    return Fits(
         pool=pool,
-        block_bytes=layout.block_bytes,
+        layout=layout,
         cache_bytes=cache_bytes,
         memory=memory,
         concurrency=mix_concurrency(layout, pool, mix, max_num_seqs=seqs) if mix else None,
@@ -295,7 +307,8 @@ def _cache_of_log(path: Path) -> int:
     return found
 
 
-def _mix_part(text: str) -> MixPart:
+def mix_part(text: str) -> MixPart:
+    """A class of requests from NAME:SHARE:PROMPT:OUTPUT[:PREFIX]; raises ShapeError for anything else."""
     fields = text.split(":")
     if len(fields) not in (4, 5):
         raise ShapeError(f"--mix is {text!r}, allowed: NAME:SHARE:PROMPT:OUTPUT[:PREFIX], such as chat:0.8:400:200")
@@ -308,7 +321,7 @@ def _mix_part(text: str) -> MixPart:
     return MixPart(fields[0], share, *numbers)
 
 
-def _pictures(files: ModelFiles | None, size: str, every_s: float, cameras: int) -> _Pictures:
+def _pictures(files: ModelFiles | None, size: str, every_s: float, cameras: int) -> PictureRate:
     if every_s <= 0 or cameras < 1:
         raise ShapeError("--every-s must be above 0 and --cameras 1 or more")
     try:
@@ -316,7 +329,7 @@ def _pictures(files: ModelFiles | None, size: str, every_s: float, cameras: int)
     except ValueError:
         raise ShapeError(f"--picture is {size!r}, allowed: WIDTHxHEIGHT in pixels, such as 1280x720") from None
     rule = image_rule(files) if files is not None else ImageTokens()
-    return _Pictures(tokens_each=rule.count(width, height), per_s=cameras / every_s)
+    return PictureRate(tokens_each=rule.count(width, height), per_s=cameras / every_s)
 
 
 def _gib(value: int) -> str:

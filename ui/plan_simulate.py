@@ -73,8 +73,28 @@ def run_simulate(options: SimulateOptions, config: Config, *, as_json: bool) -> 
         _show(Console(width=width), rows, step_time, config.serving.classes)
 
 
+def parse_budgets(text: str, name: str) -> tuple[int, ...]:
+    """Step budgets from text such as `128,512`; `name` is what messages call it.
+
+    Raises:
+        ValueError: They are not whole numbers of 1 or more.
+    """
+    try:
+        budgets = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, allowed: whole numbers with commas, such as 128,512") from None
+    if min(budgets) < 1:
+        raise ValueError(f"{name} is {text!r}, allowed: 1 or more each")
+    return budgets
+
+
 def read_workload(path: Path) -> Workload:
-    """Read a load from its YAML file.
+    """Read a load from its YAML file; raises as `parse_workload`."""
+    return parse_workload(path.read_text(), path.name)
+
+
+def parse_workload(text: str, name: str) -> Workload:
+    """A load from YAML; `name` is what messages call it.
 
     Raises:
         ValueError: It is no YAML, or not a load; pydantic's message is shortened to the first fault.
@@ -82,15 +102,15 @@ def read_workload(path: Path) -> Workload:
     from pydantic import ValidationError  # noqa: PLC0415
 
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"{path.name} is no YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{name} is no YAML: {' '.join(str(error).split())}") from None
     try:
         return Workload.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path.name}: {where or 'the load'}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ValueError(f"{name}: {where or 'the load'}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def _figures(pool: Percentiles) -> dict[str, float | int | None]:

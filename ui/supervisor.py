@@ -53,7 +53,7 @@ def run_everything(config: Config, *, with_ui: bool = True) -> int:
             _service(config, folder, config_path, status_path, on_change),
         ]
         if with_ui:
-            parts.append(_page(config, folder, on_change))
+            parts.append(_page(config, folder, config_path, on_change))
         return parts
 
     ports = [("service.port", config.service.host, config.service.port)]
@@ -79,8 +79,8 @@ def run_server(config: Config) -> int:
 def run_page(config: Config) -> int:
     """Start only the page, for a service that runs already; returns the exit code of `framechat ui`."""
 
-    def make(folder: Path, _config_path: Path, on_change: OnChange) -> list[Part]:
-        return [_page(config, folder, on_change)]
+    def make(folder: Path, config_path: Path, on_change: OnChange) -> list[Part]:
+        return [_page(config, folder, config_path, on_change)]
 
     ports = [("ui.port", config.ui.host, config.ui.port)]
     return _run(config, make, ports, announce=("page", f"Open {page_url(config)}"))
@@ -117,7 +117,7 @@ def _service(config: Config, folder: Path, config_path: Path, status_path: Path,
     )
 
 
-def _page(config: Config, folder: Path, on_change: OnChange) -> ProcessPart:
+def _page(config: Config, folder: Path, config_path: Path, on_change: OnChange) -> ProcessPart:
     options = {
         "server.headless": "true",
         "server.address": config.ui.host,
@@ -133,7 +133,7 @@ def _page(config: Config, folder: Path, on_change: OnChange) -> ProcessPart:
         [sys.executable, "-m", "streamlit", "run", str(_APP), *arguments],
         health_url=f"{page_url(config)}/_stcore/health",
         log_path=folder / "page.log",
-        env=child_environment(FRAMECHAT_SERVICE_URL=service_url(config), **public),
+        env=child_environment(FRAMECHAT_SERVICE_URL=service_url(config), FRAMECHAT_CONFIG=str(config_path), **public),
         on_change=on_change,
     )
 

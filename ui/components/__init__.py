@@ -23,6 +23,20 @@ def _text(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
+def drawing(name: str, *, key: str, **data: Any) -> None:
+    """Mount `name`, a picture that needs nothing but `data`: it plays in the browser, without the service.
+
+    Args:
+        name: Which; `<name>.js` and `<name>.css`.
+        key: Of this one on its page.
+        data: What it shows, JSON-serializable.
+    """
+    mount = st.components.v2.component(
+        f"framechat_{name}", html=_HTML, css=_text("base.css") + _text(f"{name}.css"), js=_text(f"{name}.js")
+    )
+    mount(key=key, data=data)
+
+
 def panel(
     name: str, *, service: dict[str, Any], on_action: Callable[[dict[str, Any]], None] | None = None, **data: Any
 ) -> None:
