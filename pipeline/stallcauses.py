@@ -27,6 +27,7 @@ _STEPS_KEPT = 5000
 _CLASSES_KEPT = 1000
 _STALLS_KEPT = 5
 _PENDING_KEPT = 100
+_WORTH = 0.01  # of the gap: what is less is not shown
 
 
 def run_folder() -> Path | None:
@@ -102,14 +103,14 @@ class StallCauses:
 
     def _view(self, gap: Attribution) -> StallView:
         main = gap.main
-        parts = [in_words(self._with_class(part)) for part in gap.parts]
+        worth = [part for part in gap.parts if abs(part.duration_s) >= _WORTH * gap.duration_s]
         return StallView(
             at_s=round(gap.end_s, 4),
             traffic_class=gap.traffic_class,
             request_id=gap.request_id,
             duration_ms=round(1000 * gap.duration_s, 3),
             cause=in_words(self._with_class(main)) if main is not None else (gap.missing or ""),
-            parts=parts,
+            parts=[in_words(self._with_class(part)) for part in worth],
         )
 
     def _with_class(self, part: Part) -> Part:

@@ -11,8 +11,8 @@ the client than the first. Between the two ends lie whole steps, and their time 
   prompt and answer cost to compute again;
 - *between_steps*: the engine between its steps (taking in requests), above what is usual;
 - *front_end*, *client*: on the way from the engine to our time stamp, above the last token's (less, where negative);
-- *unexplained*: what a step took beyond the fit and its 95th percentile of error. On a CPU that is mostly somebody
-  else's work on the same cores.
+- *unexplained*: what a step took beyond the fit and its 95th percentile of error (at most 30 %). On a CPU that is
+  mostly somebody else's work on the same cores.
 
 The parts sum to the gap (to some microseconds). What the division is worth, the share left unexplained says.
 """
@@ -36,6 +36,7 @@ Cause = Literal[
 #: A token cannot arrive before its step ended, but for rounding in the files.
 _CLOCK_S = 0.001
 _DUST_S = 1e-6
+_SHORT_ID = 10
 NO_STEPS = "no step records: the server is not ours, or runs without the scheduler plugin"
 
 
@@ -294,10 +295,17 @@ _WORDS: dict[Cause, str] = {
 def in_words(part: Part) -> str:
     """One line for a person: `prefill of camera request 3f2a91c0 (812 tokens): 310 ms`."""
     words = _WORDS[part.cause]
+    if part.duration_s < 0:
+        words = "less of a delay on the way to the client than the token before had"
     if part.cause in ("prefill", "encoder") and part.request_id is not None:
         whose = f"{part.traffic_class} request" if part.traffic_class else "another's request"
-        words = f"{words} {whose} {part.request_id[:8]} ({part.tokens:,} {_unit(part)})"
+        words = f"{words} {whose} {short_id(part.request_id)} ({part.tokens:,} {_unit(part)})"
     return f"{words}: {1000 * part.duration_s:.0f} ms"
+
+
+def short_id(request_id: str) -> str:
+    """The end of a long id, which tells requests of one run apart."""
+    return request_id if len(request_id) <= _SHORT_ID else request_id[-_SHORT_ID:]
 
 
 def _unit(part: Part) -> str:

@@ -15,6 +15,8 @@ from serving.steptime import FEATURE_NAMES, FitError, StepTime, fit_steps
 _DECODE = ("fixed", "decode_tokens", "decode_context")
 _PREFILL = ("prefill_tokens", "prefill_pairs", "prefill_context")
 _ENCODER = ("encoder_tokens", "encoder_items")
+#: However bad the fit is: with more, it would explain anything.
+_MOST_TOLERANCE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class StepCosts:
         model: The fit; None where there were too few steps for one: then a step beyond the median decode-only step is
             all prompt tokens and image tokens, each counted alike.
         decode_only_s: Median duration of decode-only steps; 0 where there were none.
-        tolerance: How much longer than predicted a step may take before the rest is unexplained, relative.
+        tolerance: How much longer than predicted a step may take before the rest is unexplained, relative: the fit's
+            95th percentile of error, at most 30 %.
         between_s: Median time from one step's end to the next one's start.
     """
 
@@ -89,6 +92,6 @@ def step_costs(steps: Sequence[StepRow]) -> StepCosts:
     return StepCosts(
         model=model,
         decode_only_s=median(alone) if alone else 0.0,
-        tolerance=quality.p95_error if quality is not None else 0.0,
+        tolerance=min(quality.p95_error, _MOST_TOLERANCE) if quality is not None else 0.0,
         between_s=median(between) if between else 0.0,
     )

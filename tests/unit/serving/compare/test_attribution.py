@@ -13,6 +13,7 @@ from serving.compare.attribution import (
     attribute_gaps,
     attribute_stalls,
     in_words,
+    short_id,
     totals_s,
 )
 from serving.compare.tables import RequestRow, StepRow
@@ -179,6 +180,12 @@ def test_the_next_gap_is_shorter_by_as_much(engine: Engine) -> None:
     assert parts_ms(found)["front_end", None] == pytest.approx(-5.0)
 
 
+def test_the_words_for_less_than_nothing(engine: Engine) -> None:
+    ends = [first_token(engine), engine.step(decode=(CHAT,))]
+    found = only_gap(engine, [ends[0] + 0.010, ends[1]])
+    assert "less of a delay on the way to the client than the token before had: -10 ms" in map(in_words, found.parts)
+
+
 def test_an_engine_that_rests_between_steps(engine: Engine) -> None:
     start = first_token(engine)
     end = engine.step(decode=(CHAT,), between_s=0.081)
@@ -194,6 +201,20 @@ def test_a_step_slower_than_its_like_is_not_blamed_on_anybody(engine: Engine, pr
     assert parts_ms(found).get(("prefill", CAMERA), 0.0) == pytest.approx(50.0 if prefill else 0.0, abs=10.0)
     assert found.main is not None
     assert found.main.cause == "unexplained"
+
+
+def test_a_bad_fit_does_not_explain_everything(engine: Engine) -> None:
+    for number in range(400):  # the same work in 10 or 100 ms
+        engine.step(decode=("x",), longer_s=0.0 if number % 2 else 0.1)
+    start = first_token(engine)
+    end = engine.step(decode=(CHAT,), longer_s=1.0)
+    found = only_gap(engine, [start, end])
+    assert found.unexplained_s > 0.85
+
+
+def test_ids_are_shown_by_their_ends() -> None:
+    assert short_id("camera-1") == "camera-1"
+    assert short_id("6b0c9b4e-0003-00042") == "0003-00042"
 
 
 def test_a_chunk_of_several_tokens_is_joined_by_count(engine: Engine) -> None:
