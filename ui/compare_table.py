@@ -57,11 +57,6 @@ def show_summary(console: Console, summary: Summary, folder: Path) -> None:
         )
         for number, reason in arm.invalid.items():
             console.print(f"  block {number} is left out: {reason}", soft_wrap=True)
-        for name, result in arm.classes.items():
-            if result.behind_cap:
-                console.print(
-                    f"  {result.behind_cap} {name} requests waited {result.behind_cap_s:.1f} s behind the cap"
-                )
     _differences(console, summary.ratios)
     for note in summary.notes:
         console.print(f"Note: {note}", soft_wrap=True)

@@ -19,6 +19,7 @@ from serving.load.run import LoadRun, run_load
 from serving.load.trace import Trace
 from serving.load.words import Words, find_words
 from serving.records import ErrorKind, Outcome, now_s
+from serving.scheduler.steps import StepFileError
 from serving.status import ServerStatus
 from serving.workload import PlannedRequest, draw
 
@@ -137,7 +138,10 @@ class Bench:
         steps: list[StepRow] = []
         if reader is not None:
             await asyncio.sleep(_LAST_STEPS_S)
-            steps = await asyncio.to_thread(reader.read, block=block, arm=arm.name)
+            try:
+                steps = await asyncio.to_thread(reader.read, block=block, arm=arm.name)
+            except StepFileError as error:  # the figures stand without them; only causes are missing
+                say(f"the steps are not known: {error}")
         return Measured(run, ready, steps, 0 if reader is None else reader.dropped, now_s() - began_s)
 
     def _contents(self, ready: Ready, block: int) -> Contents:

@@ -19,8 +19,9 @@ from serving.compare.bench import Bench
 from serving.compare.hosts import HostError
 from serving.compare.measure import block_of
 from serving.compare.plan import Arm, Experiment, PlannedBlock
+from serving.compare.samples import MS, figure_samples
 from serving.compare.statistics import Resampled, Samples, Unit, slices_per_block
-from serving.compare.summary import MS, Figure, figure_samples
+from serving.compare.summary import Figure
 from serving.compare.tables import BlockData, ComparisonError, write_json
 from serving.config import StrictModel
 from serving.records import Outcome

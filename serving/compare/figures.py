@@ -17,7 +17,8 @@ import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
 from plotly.subplots import make_subplots
 
-from serving.compare.summary import MS, Figure, figure_samples
+from serving.compare.samples import MS, figure_samples
+from serving.compare.summary import Figure
 from serving.compare.tables import RequestRow, StepRow
 
 Floats = npt.NDArray[np.float64]

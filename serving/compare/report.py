@@ -18,7 +18,8 @@ from serving.compare import report_tables as tables
 from serving.compare.attribution import Attribution, attribute_stalls, in_words, totals_s
 from serving.compare.figures import distribution_figure, steps_figure, tradeoff_figure
 from serving.compare.report_tables import text
-from serving.compare.summary import MS, Summary, counted_requests
+from serving.compare.samples import MS, counted_requests
+from serving.compare.summary import Summary
 from serving.compare.tables import BlockData, Results
 from serving.compare.timeline import stalls_of, timeline_figure
 from serving.compare.tradeoff import tradeoff_points

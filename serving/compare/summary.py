@@ -9,35 +9,39 @@ refused have no TTFT and are in `failed`. All percentiles pool the samples of on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeVar
 
-import numpy as np
-
+from serving.compare.notes import notes_on
 from serving.compare.plan import Arm, BlockInfo
+from serving.compare.samples import (
+    FIGURES,
+    MS,
+    PERCENTILES,
+    FigureName,
+    counted_requests,
+    figure_samples,
+    met_objectives,
+    ttft_sample,
+)
 from serving.compare.statistics import (
     RESAMPLES,
     Estimate,
     Resampled,
     Samples,
     Unit,
-    needed_samples,
     paired_ratio,
     rate,
     slices_per_block,
 )
 from serving.compare.tables import BlockData, RequestRow, Results
 from serving.config import ClassConfig, StrictModel
-from serving.records import ErrorKind, Outcome, now_s
+from serving.records import Outcome, now_s
 
 SUMMARY_FORMAT = 1
-MS = 1e3
 
-FigureName = Literal["ttft", "itl", "itl_per_token", "tpot"]
 _N = TypeVar("_N", int, float)
 Verdict = Literal["yes", "no", "undecided"]
-FIGURES: tuple[FigureName, ...] = ("ttft", "itl", "itl_per_token", "tpot")
-PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 # Which figures are laid side by side, arm against arm.
 COMPARED: tuple[tuple[FigureName, str], ...] = (
     ("ttft", "p50"), ("ttft", "p95"), ("itl", "p50"), ("itl", "p95"), ("itl", "p99"),
@@ -53,7 +57,6 @@ DEFINITIONS = {
     "goodput": "requests a second whose TTFT, and 99th percentile of their own gaps, met their class's objectives",
     "throughput": "tokens that came within the counted part of the load, by the second; cached prompt tokens left out",
 }
-_WAITED = {ErrorKind.TIMEOUT_FIRST_TOKEN.value}
 
 
 class Figure(StrictModel):
@@ -194,7 +197,7 @@ def summarise(results: Results, *, resamples: int = RESAMPLES) -> Summary:
         arms=arms,
         ratios=ratios,
         objectives=experiment.classes,
-        notes=[*experiment.notes, *_notes(results)],
+        notes=[*experiment.notes, *notes_on(results.blocks, arms)],
     )
 
 
@@ -202,40 +205,6 @@ def _is_complete(results: Results) -> bool:
     refused = {arm.name for arm in results.experiment.arms if arm.reason is not None}
     done = {block.info.number for block in results.blocks}
     return all(planned.number in done or planned.arm in refused for planned in results.experiment.plan)
-
-
-def counted_requests(block: BlockData) -> list[RequestRow]:
-    """The requests of a block that count: none of an invalid one, and none of the warm-up."""
-    return [] if block.info.invalid is not None else [row for row in block.requests if not row.warm_up]
-
-
-def ttft_sample(row: RequestRow) -> float | None:
-    """A request's TTFT, seconds; of one that waited in vain the time that it had waited; None for other failures."""
-    if row.ttft_s is not None:
-        return row.ttft_s
-    waited = row.outcome == Outcome.CANCELLED.value or row.error_kind in _WAITED
-    return row.finished_s - row.due_s if waited else None
-
-
-def figure_samples(row: RequestRow, figure: FigureName) -> Sequence[float]:
-    """A request's samples of one figure, seconds."""
-    match figure:
-        case "ttft":
-            value = ttft_sample(row)
-            return [] if value is None else [value]
-        case "tpot":
-            return [] if row.tpot_s is None else [row.tpot_s]
-        case "itl":
-            return row.gap_duration_s
-        case "itl_per_token":
-            return [gap / tokens for gap, tokens in zip(row.gap_duration_s, row.gap_tokens, strict=True)]
-
-
-def met_objectives(row: RequestRow, objectives: ClassConfig) -> bool:
-    """Whether a request was done within its class's objectives: TTFT, and the 99th percentile of its own gaps."""
-    if row.outcome != Outcome.DONE.value or row.ttft_s is None or row.ttft_s * MS > objectives.ttft_p95_ms:
-        return False
-    return not row.gap_duration_s or float(np.quantile(row.gap_duration_s, 0.99)) * MS <= objectives.itl_p99_ms
 
 
 class _Book:
@@ -389,30 +358,6 @@ def _compare(
         more=ratio.more,
         more_s=None if ratio.more is None else (ratio.more - 1) * spent_s,
     )
-
-
-def _notes(results: Results) -> list[str]:
-    notes = []
-    fewest = min(
-        (len(rows) for rows in _requests_by_class(results).values()), default=0
-    )  # the class and arm with the fewest
-    for percentile, q in PERCENTILES.items():
-        if 0 < fewest < needed_samples(q):
-            notes.append(
-                f"TTFT {percentile} of {fewest} requests is (nearly) the longest of them and has no upper bound; "
-                f"{needed_samples(q)} requests would bound it"
-            )
-    if any(block.info.invalid is not None for block in results.blocks):
-        notes.append("blocks are left out in which the client's own lag distorted the figures")
-    return notes
-
-
-def _requests_by_class(results: Results) -> dict[tuple[str, str], list[RequestRow]]:
-    found: dict[tuple[str, str], list[RequestRow]] = {}
-    for block in results.blocks:
-        for row in counted_requests(block):
-            found.setdefault((block.info.arm, row.traffic_class), []).append(row)
-    return found
 
 
 def _figure(estimate: Estimate, unit: float) -> Figure:

@@ -10,7 +10,7 @@ from plotly.colors import hex_to_rgb
 
 from serving.compare.attribution import Attribution, in_words
 from serving.compare.figures import BAD_COLOUR, CLASS_COLOURS, OTHER_COLOUR, dressed, headed, shown
-from serving.compare.summary import MS
+from serving.compare.samples import MS
 from serving.compare.tables import BlockData, RequestRow
 
 MOST_ROWS = 60
