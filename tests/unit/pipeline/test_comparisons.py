@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from pydantic import ValidationError
+from typer.main import get_command
 
 from pipeline import maintenance
 from pipeline.api_compare import StartComparison
 from pipeline.comparisons import Comparisons
 from pipeline.config import Config
+from pipeline.errors import ApiError
 from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from serving.compare.report import write_report
 from serving.compare.summary import summarise
@@ -22,6 +27,7 @@ from tests.comparison_data import comparison
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
 from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
+from ui.cli import app
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]
@@ -217,12 +223,24 @@ def test_a_service_that_stops_takes_the_child_with_it(
         pytest.param({"workload": {"classes": {}}}, "classes is empty", id="empty load"),
     ],
 )
-def test_refusals(ours: MakeConfig, serve: Serve, keeper: Keeper, change: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_compared_is_refused_before_anything_stops(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    comparisons = Comparisons(Config(comparisons={"folder": tmp_path}), idle_maintenance(tmp_path))
+    with pytest.raises((ValidationError, ApiError), match=re.escape(words)):
+        comparisons.start(StartComparison.model_validate(WANTED | change))
+    assert not comparisons.running
+
+
+def idle_maintenance(folder: Path) -> Any:
+    """As of a product that does nothing but run."""
+    return SimpleNamespace(why_no_restart=lambda: "", why_not=lambda: "", run_folder=folder / "runs" / "now")
+
+
+def test_a_refusal_names_the_field(ours: MakeConfig, serve: Serve, keeper: Keeper) -> None:
     with serve(ours()) as client:
-        answer = client.post("/comparisons", json=WANTED | change)
-        assert answer.status_code == 422
-        assert words in answer.json()["detail"]
-        assert now(client)["phase"] == "none"
+        answer = client.post("/comparisons", json=WANTED | {"budgets": []})
+        assert (answer.status_code, answer.json()["detail"][:9]) == (422, "budgets: ")
     assert keeper.wishes == []
 
 
@@ -271,34 +289,19 @@ def test_past_ones_are_read_and_nothing_else_is(ours: MakeConfig, serve: Serve, 
     ],
 )
 def test_the_command_is_one_that_framechat_knows(
-    ours: MakeConfig, serve: Serve, keeper: Keeper, tmp_path: Path, kind: str, says: list[str], not_says: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    seen: list[list[str]] = []
-    real = Comparisons.command
-
-    def command(self: Comparisons, name: str, wanted: StartComparison, folder: Path) -> list[str]:
-        seen.append(real(self, name, wanted, folder))
-        return [sys.executable, "-c", "import sys; sys.exit(1)"]
-
-    monkeypatch.setattr(Comparisons, "command", command)
+    tmp_path: Path, kind: str, says: list[str], not_says: list[str]
+) -> None:
     load = {"classes": {"chat": {"arrivals": {"rate_per_s": 0.5}}}}
-    with serve(ours()) as client:
-        client.post("/comparisons", json=WANTED | {"kind": kind, "workload": load})
-        ended(client)
-    (argv,) = seen
+    wanted = StartComparison.model_validate(WANTED | {"kind": kind, "workload": load})
+    comparisons = Comparisons(Config(comparisons={"folder": tmp_path}), idle_maintenance(tmp_path))
+    argv = comparisons.command("one", wanted, tmp_path / "one")
     line = " ".join(argv)
     for words in says:
         assert words in line
     for words in not_says:
         assert words not in line
-
-    from typer.main import get_command
-
-    from ui.cli import app
-
     compare = get_command(app).commands["compare"]  # type: ignore[attr-defined]
     context = compare.make_context("compare", argv[argv.index("compare") + 1 :], resilient_parsing=True)
-    assert context.params["rounds"] == 2
-    assert context.params["block_s"] == 10
-    assert context.params["load"].name == "load.yaml"
+    assert (context.params["rounds"], context.params["block_s"], context.params["name"]) == (2, 10, "one")
+    assert context.params["load"] == tmp_path / "one" / "load.yaml"
+    assert context.params["config"] == tmp_path / "one" / "config.yaml"

