@@ -100,6 +100,9 @@ def simulate(
     split_tokens: Annotated[int | None, typer.Option(help="Size of a split with fixed-splits.")] = None,
     front_end_ms: Annotated[float, typer.Option(help="Server time before the engine, a request.")] = 0.0,
     picture_ms: Annotated[float, typer.Option(help="Server time before the engine, a picture.")] = 0.0,
+    check: Annotated[bool, typer.Option("--check", help="Fit some arms of --fit DIR, predict the others.")] = False,
+    fit_arms: Annotated[str | None, typer.Option(help="With --check: the arms to fit, such as 64,512.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a comparison's folder of what was simulated.")] = None,
     config: Annotated[
         Path, typer.Option("--config", "-c", help="Deployment file: the engine's settings.")
     ] = DEFAULT_CONFIG,
@@ -108,21 +111,32 @@ def simulate(
 ) -> None:
     """Predict TTFT and ITL per class for step budgets, from measured steps (--fit) or a GPU's roofline (--gpu)."""
     from pipeline.config import ConfigError, load_config  # noqa: PLC0415 - keeps `--help` quick
+    from serving.compare.tables import ComparisonError  # noqa: PLC0415
     from serving.simulate import FrontEnd, Policy  # noqa: PLC0415
+    from ui.plan_check import run_check  # noqa: PLC0415
     from ui.plan_engine import EngineOptions  # noqa: PLC0415
     from ui.plan_simulate import SimulateOptions, parse_budgets, run_simulate  # noqa: PLC0415
 
+    engine = EngineOptions(fit, gpu, model, parameters, tensor_parallel, cache_tokens)
     try:
+        if check:
+            if fit is None or fit_arms is None or report is not None:
+                raise ValueError("--check needs --fit DIR (a comparison) and --fit-arms, such as 64,512; no --report")
+            run_check(fit, fit_arms, engine, as_json=as_json)
+            return
+        if fit_arms is not None:
+            raise ValueError("--fit-arms goes with --check")
         options = SimulateOptions(
             load=load,
             budgets=parse_budgets(budgets, "--budgets"),
             policies=tuple(Policy(name) for name in policy or ["vllm"]),
-            engine=EngineOptions(fit, gpu, model, parameters, tensor_parallel, cache_tokens),
+            engine=engine,
             split_tokens=split_tokens,
             front_end=FrontEnd(request_s=front_end_ms / 1e3, picture_s=picture_ms / 1e3),
+            report=report,
         )
         run_simulate(options, load_config(config, overrides=list(items or [])), as_json=as_json)
-    except (ValueError, OSError, ConfigError) as error:
+    except (ValueError, OSError, ConfigError, ComparisonError) as error:
         raise _usage_error(error) from None
 
 

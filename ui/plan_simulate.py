@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline.config import Config
+from serving.compare.simulated import MOST_STEP_ENTRIES, write_simulated
 from serving.compiled import is_compiled
 from serving.config import ClassConfig
 from serving.latency import Percentiles
@@ -36,6 +37,7 @@ class SimulateOptions:
     engine: EngineOptions
     split_tokens: int | None
     front_end: FrontEnd
+    report: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,35 @@ def run_simulate(options: SimulateOptions, config: Config, *, as_json: bool) -> 
             chosen = replace(
                 settings, budget_tokens=budget, buffer_tokens=budget, policy=policy, split_tokens=options.split_tokens
             )
-            result = simulate(planned, chosen, step_time, image_tokens=engine.image_tokens, front_end=options.front_end)
+            result = simulate(
+                planned,
+                chosen,
+                step_time,
+                image_tokens=engine.image_tokens,
+                front_end=options.front_end,
+                log_limit=MOST_STEP_ENTRIES + 1 if options.report is not None else 0,
+            )
             rows.append(_Row(budget, policy, result))
+    if options.report is not None:
+        several = len(options.policies) > 1
+        written = write_simulated(
+            options.report,
+            {
+                f"{row.budget} {row.policy.value}" if several else str(row.budget): (
+                    row.budget,
+                    settings.cache_blocks,
+                    row.simulation,
+                )
+                for row in rows
+            },
+            workload=workload,
+            classes=config.serving.classes,
+            image_tokens=engine.image_tokens,
+            source=step_time.source,
+            command=sys.argv,
+            config=config.model_dump(mode="json"),
+        )
+        Console(stderr=True, soft_wrap=True).print(f"Report: {written}")
     if as_json:
         print(json.dumps(_as_dict(rows, step_time, workload, settings), indent=2))
     else:
