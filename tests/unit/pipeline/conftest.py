@@ -17,11 +17,13 @@ import pytest
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
-from pipeline.config import Config
+from pipeline.config import CameraConfig, Config, SourceConfig
 from pipeline.detect import DetectorStatus
 from pipeline.frame import Detection, Image
 from pipeline.service import create_app
+from pipeline.source import open_source
 from serving.tls import certificates
+from tests.played import PlayedReader
 from tests.scripted_server import (
     DONE,
     ROLE,
@@ -169,8 +171,20 @@ def run_service(config: Config, *, ready: bool = True) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
+def open_played(camera: CameraConfig, settings: SourceConfig) -> Any:
+    """Videos play in this process; anything else is read as the product reads it."""
+    return (PlayedReader if camera.source.endswith(".avi") else open_source)(camera, settings)
+
+
 @pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def serve(serve_and_read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`serve_and_read` without a process for each video."""
+    monkeypatch.setattr("pipeline.camera.open_source", open_played)
+    return serve_and_read
+
+
+@pytest.fixture
+def serve_and_read(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`run_service` with the detector that finds what the test drew, and with short waits between looks."""
     monkeypatch.setattr("pipeline.runtime.DetectorProcess", ColourDetector)
     monkeypatch.setattr("pipeline.serverwatch._POLL_S", 0.1)

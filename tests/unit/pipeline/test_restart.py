@@ -88,27 +88,28 @@ def names(client: Running) -> list[str]:
     return [camera["name"] for camera in client.get("/cameras").json()]
 
 
-def test_cameras_come_back_as_they_were_left(make_config: MakeConfig, serve: Serve, tmp_path: Path) -> None:
-    pictures = {}
-    for name in ("hall", "yard", "gate", "roof"):
-        pictures[name] = tmp_path / name
-        pictures[name].mkdir()
-    configured = [{"name": name, "source": str(pictures[name])} for name in ("hall", "yard")]
+def test_cameras_come_back_as_they_were_left(
+    make_config: MakeConfig, serve: Serve, tmp_path: Path, street_video: Path
+) -> None:
+    videos = {name: tmp_path / f"{name}.avi" for name in ("hall", "yard", "gate", "roof")}
+    for file in videos.values():
+        file.write_bytes(street_video.read_bytes())
+    configured = [{"name": name, "source": str(videos[name])} for name in ("hall", "yard")]
     with serve(make_config(cameras=configured)) as client:
         for name in ("gate", "roof"):
-            view = client.post("/cameras", json={"source": str(pictures[name]), "name": name, "rotate": 90}).json()
+            view = client.post("/cameras", json={"source": str(videos[name]), "name": name, "rotate": 90}).json()
         assert client.delete(f"/cameras/{view['camera_id']}").status_code == 204
         assert client.delete("/cameras/yard").status_code == 204
     with serve(make_config(cameras=configured)) as client:
         assert names(client) == ["hall", "gate"]
         assert any("yard" in warning for warning in client.get("/status").json()["warnings"])
-        client.post("/cameras", json={"source": str(pictures["yard"]), "name": "yard"})
+        client.post("/cameras", json={"source": str(videos["yard"]), "name": "yard"})
         assert not any("yard" in warning for warning in client.get("/status").json()["warnings"])
     # The configuration wins over an added camera of its name, and one that was changed there is watched again.
-    other = [{"name": "gate", "source": str(pictures["roof"])}, {"name": "yard", "source": str(pictures["hall"])}]
+    other = [{"name": "gate", "source": str(videos["roof"])}, {"name": "yard", "source": str(videos["hall"])}]
     with serve(make_config(cameras=other)) as client:
         found = {camera["name"]: camera["source"] for camera in client.get("/cameras").json()}
-        assert found == {"gate": str(pictures["roof"]), "yard": str(pictures["hall"])}
+        assert found == {"gate": str(videos["roof"]), "yard": str(videos["hall"])}
 
 
 def test_no_password_is_stored(

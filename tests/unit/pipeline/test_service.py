@@ -59,12 +59,12 @@ def counters(client: Running) -> dict[str, float]:
 
 
 def test_one_person_is_described_once_with_every_stage(
-    make_config: MakeConfig, serve: Serve, street_video: Path, model_server: ScriptedServer
+    make_config: MakeConfig, serve_and_read: Serve, street_video: Path, model_server: ScriptedServer
 ) -> None:
     schema = {"type": "object", "properties": {"coat": {"type": "string"}}, "required": ["coat"]}
     describe = {"prompt": "Who?", "system_prompt": "You watch.", "json_schema": schema}
     config = make_config(cameras=camera(street_video), describe=describe)
-    with serve(config) as client:
+    with serve_and_read(config) as client:
         wait_for(lambda: client.get("/cameras").json()[0]["state"] == "ended")
         (view,) = ended(client)
         assert view["state"] == "done"
@@ -382,9 +382,9 @@ def test_add_pause_and_remove_while_running(make_config: MakeConfig, serve: Serv
 
 
 def test_an_uploaded_video_can_be_watched_and_goes_with_its_camera(
-    make_config: MakeConfig, serve: Serve, street_video: Path
+    make_config: MakeConfig, serve_and_read: Serve, street_video: Path
 ) -> None:
-    with serve(make_config()) as client:
+    with serve_and_read(make_config()) as client:
         answer = client.post("/uploads", files={"file": ("my video.avi", street_video.read_bytes(), "video/avi")})
         assert answer.status_code == 201
         source = Path(answer.json()["source"])
