@@ -268,11 +268,12 @@ async def _until_stopped(work: Coroutine[Any, Any, _T]) -> _T | None:
 
 def _announce(console: Console, experiment: Experiment, folder: Path, serving: ServingConfig) -> None:
     running = [arm for arm in experiment.arms if arm.reason is None]
-    console.print(f"{len(running)} arms, {len(experiment.plan)} blocks of {experiment.block_s:g} s, in {folder}")
+    arms, blocks = _counted(len(running), "arm"), _counted(len(experiment.plan), "block")
+    console.print(f"{arms}, {blocks} of {experiment.block_s:g} s, in {folder}", soft_wrap=True)
     count = starts(experiment.plan, {arm.name: arm for arm in running}, serving)
     console.print(
         f"About {_duration(experiment.planned_s)}"
-        + ("" if experiment.attached else f", {count} server starts of about {START_GUESS_S:g} s among it")
+        + ("" if experiment.attached else f", {_counted(count, 'server start')} of about {START_GUESS_S:g} s among it")
     )
     for arm in experiment.arms:
         if arm.reason is not None:
@@ -298,6 +299,10 @@ class _Progress:
         self._last = line
         left = "" if progress.remaining_s is None else f" ({_duration(progress.remaining_s)} left)"
         self._console.print(f"{line}{left}", soft_wrap=True)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _duration(seconds: float) -> str:

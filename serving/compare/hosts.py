@@ -137,6 +137,7 @@ class OwnServer:
 
     async def stop(self) -> None:
         """See :class:`Host`."""
+        self._say = lambda _line: None
         watching, self._watching = self._watching, None
         server, self._server = self._server, None
         if server is not None:

@@ -275,13 +275,12 @@ def write_block(folder: Path, block: BlockData) -> None:
 
 
 def write_joined(results: Results) -> None:
-    """Write all blocks' rows as one table each."""
-    for name, table in (
-        (REQUESTS, to_table(results.requests, REQUEST_SCHEMA)),
-        (STEPS, to_table(results.steps, STEP_SCHEMA)),
-    ):
+    """Write all blocks' tables as one each, from the blocks that lie in the folder."""
+    places = [results.folder / _BLOCKS / f"{block.info.number:04d}" for block in results.blocks]
+    for name, schema in ((REQUESTS, REQUEST_SCHEMA), (STEPS, STEP_SCHEMA)):
+        tables = [pq.read_table(place / name).select(schema.names).cast(schema) for place in places]
         temporary = results.folder / f".{name}.{os.getpid()}"
-        pq.write_table(table, temporary)
+        pq.write_table(pa.concat_tables(tables) if tables else schema.empty_table(), temporary)
         temporary.replace(results.folder / name)
 
 

@@ -59,7 +59,7 @@ def test_a_running_server_is_measured_as_it_is(tmp_path: Path, load: str, pictur
         )  # fmt: skip
     assert done.exit_code == 0, done.output
     folder = tmp_path / "kept" / "mine"
-    for words in ("1 arms, 1 blocks of 0.8 s", "not ours to restart", "as it runs", "requests.parquet"):
+    for words in ("1 arm, 1 block of 0.8 s", "not ours to restart", "as it runs", "requests.parquet"):
         assert words in done.stdout
     assert {path.name for path in folder.iterdir()} >= {
         "experiment.json", "summary.json", "requests.parquet", "steps.parquet", "progress.json", "report.html",

@@ -102,7 +102,7 @@ async def test_the_search_on_a_server_whose_chat_slows_with_each_camera_request(
     small = load(
         0.7,
         camera=ClassLoad(
-            arrivals=Arrivals(process="constant", rate_per_s=2), output=Lengths(mean=1), prompt=Lengths(mean=4),
+            arrivals=Arrivals(process="constant", rate_per_s=6), output=Lengths(mean=1), prompt=Lengths(mean=4),
             pictures=Pictures(width_px=16, height_px=16),
         ),
     )  # fmt: skip

@@ -40,7 +40,7 @@ async def test_arms_are_interleaved_paired_and_written_block_by_block(tmp_path: 
         if progress.state == "running":
             seen.append(len(read_results(tmp_path).blocks))
 
-    described = experiment(load(0.8), rounds=2, arms=("a", "b"), warm_up_s=0.0)
+    described = experiment(load(0.4), rounds=2, arms=("a", "b"), warm_up_s=0.0)
     with ScriptedServer(playing(ANSWERS)) as server:
         summary = await Comparison(tmp_path, described, means(server.endpoint), on_progress=watch).run()
     assert seen == [0, 1, 2, 3]
@@ -55,7 +55,7 @@ async def test_arms_are_interleaved_paired_and_written_block_by_block(tmp_path: 
 
 
 async def test_an_interrupted_comparison_keeps_its_blocks_and_goes_on(tmp_path: Path) -> None:
-    described = experiment(load(0.6), rounds=3, warm_up_s=0.0)
+    described = experiment(load(0.3), rounds=3, warm_up_s=0.0)
     second = asyncio.Event()
 
     def watch(progress: Progress) -> None:
@@ -87,7 +87,7 @@ async def test_a_refused_arm_is_a_row_and_the_others_go_on(tmp_path: Path) -> No
             if tokens == 8:
                 raise HostError("8 is less than what runs at once")
 
-    described = experiment(load(0.6), arms=("8", "64"), warm_up_s=0.0)
+    described = experiment(load(0.3), arms=("8", "64"), warm_up_s=0.0)
     arms = [arm.model_copy(update={"kind": "step_budget", "budget": int(arm.name)}) for arm in described.arms]
     described = described.model_copy(update={"arms": arms})
     with ScriptedServer(playing(ANSWERS)) as server:
@@ -101,7 +101,7 @@ async def test_a_refused_arm_is_a_row_and_the_others_go_on(tmp_path: Path) -> No
 
 
 async def test_step_budgets_of_a_running_server_say_what_they_need(tmp_path: Path) -> None:
-    described = experiment(load(0.6), warm_up_s=0.0)
+    described = experiment(load(0.3), warm_up_s=0.0)
     arm = described.arms[0].model_copy(update={"kind": "step_budget", "budget": 64})
     described = described.model_copy(update={"arms": [arm]})
     with ScriptedServer(playing(ANSWERS)) as server:
@@ -114,7 +114,7 @@ async def test_a_server_that_fails_at_warm_up_is_refused_with_its_words(tmp_path
         return problem(400, {"error": {"message": "the prompt is too long", "code": 400}})
 
     with ScriptedServer(playing(refuse)) as server:
-        summary = await Comparison(tmp_path, experiment(load(0.6)), means(server.endpoint), on_progress=quiet).run()
+        summary = await Comparison(tmp_path, experiment(load(0.3)), means(server.endpoint), on_progress=quiet).run()
     assert "the prompt is too long" in str(summary.arms[0].arm.reason)
 
 
@@ -126,7 +126,7 @@ async def test_a_server_that_does_not_know_ignore_eos_is_asked_without(tmp_path:
 
     with ScriptedServer(playing(pick)) as server:
         await Comparison(
-            tmp_path, experiment(load(0.6), warm_up_s=0.0), means(server.endpoint), on_progress=quiet
+            tmp_path, experiment(load(0.3), warm_up_s=0.0), means(server.endpoint), on_progress=quiet
         ).run()
     assert {row.outcome for row in read_results(tmp_path).requests} == {"done"}
     assert read_results(tmp_path).blocks[0].info.server["exact_outputs"] is False
