@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from serving.config import ImageTokens
 from serving.workload import Arrivals, ClassLoad, Lengths, Pictures, Workload, draw
 
 
@@ -116,3 +117,10 @@ def test_conversations_grow_turn_by_turn() -> None:
 def test_faults_are_named(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Workload.model_validate(content)
+
+
+def test_pictures_may_have_a_rule_of_their_own() -> None:
+    usual = ImageTokens(longest_edge_px=256)
+    tiled = Pictures(width_px=1024, height_px=1024, rule=ImageTokens(longest_edge_px=1024))
+    assert Pictures(width_px=1024, height_px=1024).tokens_each(usual) == 64
+    assert tiled.tokens_each(usual) == 17 * 64
