@@ -11,7 +11,6 @@ import base64
 import binascii
 import hashlib
 import io
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +67,7 @@ def read_prompt(messages: Sequence[Mapping[str, Any]], rule: ImageTokens) -> Pro
                 tokens += [f"{digest}/{index}" for index in range(count)]
             else:
                 raise PromptError(f"a part of a message is of type {kind!r}, allowed: text and image_url")
+    tokens += ["<assistant>"] * _MESSAGE_TOKENS  # the answer's own beginning, as the next turn says it again
     return Prompt(tuple(tokens), tuple(images))
 
 
@@ -88,7 +88,8 @@ def _read_picture(value: object, rule: ImageTokens) -> tuple[str, int]:
 
 def written_tokens(count: int) -> list[str]:
     """The tokens of an answer: plainly no model's."""
-    return list(itertools.islice(itertools.cycle(split_tokens(_SENTENCE)), count))
+    repeats = count // len(split_tokens(_SENTENCE)) + 2
+    return split_tokens(_SENTENCE * repeats)[:count]
 
 
 def json_tokens(schema: Mapping[str, Any]) -> list[str]:
