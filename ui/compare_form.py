@@ -25,6 +25,7 @@ _START_GUESS_S = 60.0  # as `framechat compare` guesses before it has seen a sta
 _BETWEEN_GUESS_S = 13.0
 
 
+@st.fragment
 def new_comparison(client: ServiceClient, budget: BudgetView) -> None:
     """The form; starts what it says."""
     with st.container(border=True, key="new"):

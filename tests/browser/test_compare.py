@@ -29,6 +29,8 @@ def page(browser: Browser, product: Product) -> Iterator[Page]:
 
 def fill(tab: Page, label: str, value: str) -> None:
     box = tab.get_by_label(label, exact=True)
+    expect(box).to_have_count(1, timeout=SHOWN_MS)  # while Streamlit changes a form there may be two
+    expect(box).to_be_visible(timeout=SHOWN_MS)
     box.fill(value)
     box.press("Enter")
 
