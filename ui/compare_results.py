@@ -15,6 +15,8 @@ from serving.compare.words import CAMERA, CHAT, class_names, duration, span, ver
 from ui.panels import plain
 from ui.service_client import ServiceClient, ServiceError
 
+SHOW_NEXT = "show_next"  # in the session: a comparison that has just ended, to be shown
+_CHOSEN = "chosen"
 _MOST_AT_ONCE = 4
 _REPORT_HEIGHT_PX = 900
 _MEETS = {"yes": "met", "no": "not met", "undecided": "not sure yet"}
@@ -30,13 +32,16 @@ def results(client: ServiceClient, browser_url: str, budget: BudgetView) -> None
     if not known:
         st.info("There is no comparison yet. Start one here, or in a terminal with framechat compare.")
         return
+    ended = st.session_state.pop(SHOW_NEXT, None)
+    if ended in known:
+        st.session_state[_CHOSEN] = [ended]
     chosen = st.multiselect(
         "Comparisons, side by side",
         list(known),
-        default=list(known)[:1],
+        default=None if _CHOSEN in st.session_state else list(known)[:1],
         format_func=lambda name: _label(known[name]),
         max_selections=_MOST_AT_ONCE,
-        key="chosen",
+        key=_CHOSEN,
     )
     found = {name: summary for name in chosen if (summary := _summary(client, name)) is not None}
     for name, summary in found.items():

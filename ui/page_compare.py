@@ -10,7 +10,7 @@ import streamlit as st
 from pipeline.api_compare import BudgetView, RunningComparison, SetBudget
 from serving.compare.words import run_time
 from ui.compare_form import new_comparison
-from ui.compare_results import results
+from ui.compare_results import SHOW_NEXT, results
 from ui.panels import plain
 from ui.service_client import DEFAULT_URL, ServiceClient, ServiceError
 
@@ -149,6 +149,8 @@ def _running_now(client: ServiceClient, *, was_busy: bool) -> None:
         st.error(plain(str(error)))
         return
     if (now.phase in _BUSY_PHASES) != was_busy:
+        if was_busy and now.comparison is not None:
+            st.session_state[SHOW_NEXT] = now.comparison.name
         st.rerun()
     if now.phase == "none":
         return

@@ -216,6 +216,18 @@ def test_progress_while_it_runs_and_stop(service: Service) -> None:
     assert service.posted == [("/comparisons/running/stop", None)]
 
 
+def test_one_that_has_just_ended_is_shown(service: Service) -> None:
+    service.summaries["new"] = service.summaries["toy"]
+    service.known.append(view("new"))
+    app = page()
+    assert app.multiselect(key="chosen").value == ["toy"]
+    app.session_state["show_next"] = "new"
+    app.run()
+    assert app.multiselect(key="chosen").value == ["new"]
+    app.run()
+    assert app.multiselect(key="chosen").value == ["new"]
+
+
 def test_how_the_last_one_ended(service: Service) -> None:
     service.running = RunningComparison(phase="failed", name="now", detail="every arm was refused")
     app = page()
