@@ -6,9 +6,12 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
+from pipeline.config import load_config
+from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from serving.client import ModelClient, ModelRequest
 from serving.compare.attribution import attribute_gaps, in_words
 from serving.compare.tables import RequestRow, StepRow, request_row
@@ -16,8 +19,9 @@ from serving.records import Outcome, RequestRecord, TokenEvent, now_s
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl
 from serving.scheduler.steps import StepReader
 from serving.workload import PlannedRequest
-from tests.integration.served import ServedModel
+from tests.integration.served import SAMPLE_CONFIG, ServedModel
 from tests.integration.test_chunking import chat, computed, description
+from tests.unit.pipeline.conftest import run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -155,3 +159,39 @@ async def test_a_long_prompt_is_named_as_the_cause_of_the_longest_gap(
     assert (main.cause, main.request_id, main.traffic_class) == ("prefill", document.request_id, "document"), [
         in_words(part) for part in longest.parts
     ]
+
+
+def test_the_running_product_names_the_cause_of_a_stall(
+    model_server: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second chat comes with a long text; the first one's answer ends in gaps that its prefill made."""
+    monkeypatch.setenv(STATUS_FILE_VARIABLE, str(model_server.log_path.parent / "model-server.json"))
+    limits = "ttft_p95_ms: 60000, itl_p99_ms"
+    chats = f"chat: {{{limits}: 75, max_tokens: 40, extra_body: {{ignore_eos: true}}}}"
+    config = load_config(
+        SAMPLE_CONFIG,
+        overrides=[
+            f"serving.server.port={model_server.config.serving.server.port}",
+            f"store.folder={tmp_path}",
+            f"run_folder={tmp_path}",
+            "cameras=[]",
+            f"serving.classes={{camera: {{{limits}: 500, max_tokens: 16}}, {chats}, document: {{{limits}: 500, "
+            "max_tokens: 16}}",
+        ],
+    )
+    with run_service(config) as service:
+        first, second = (service.post("/chat/sessions").json()["session_id"] for _ in range(2))
+        with service.stream(
+            "POST", "/chat", json={"session_id": first, "text": "Tell a story."}, timeout=120
+        ) as answer:
+            lines = answer.iter_lines()
+            next(line for line in lines if line.startswith("event: token"))
+            report = " ".join(f"Page {number} of {tmp_path.name}." for number in range(120))
+            with service.stream("POST", "/chat", json={"session_id": second, "text": report}, timeout=120):
+                for _ in lines:
+                    pass
+                stalls = wait_for(lambda: service.get("/latency").json()["stalls"])
+    assert all(stall["traffic_class"] == "chat" for stall in stalls)
+    longest = max(stalls, key=lambda stall: stall["duration_ms"])
+    assert longest["cause"].startswith("prefill of chat request"), stalls
+    assert longest["cause"] in longest["parts"]
