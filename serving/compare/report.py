@@ -280,20 +280,20 @@ def _how(page: _Page, results: Results, summary: Summary) -> None:
         for name, item in summary.objectives.items()
     ]
     facts = [
-        ["Command", f"<code>{text(command)}</code>"],
-        ["Seed", text(experiment.seed)],
-        ["Blocks", text(_blocks(results))],
-        [
+        ("Command", f"<code>{text(command)}</code>"),
+        ("Seed", text(experiment.seed)),
+        ("Blocks", text(_blocks(results))),
+        (
             "Load",
             text("cache-friendly, on purpose" if experiment.cache_friendly else "texts and pictures all different"),
-        ],
-        ["Requests at once", text(experiment.max_in_flight or "no cap")],
-        ["Server", text("attached: somebody else's" if experiment.attached else "ours, started for this")],
-        ["Versions", text(listed([f"{name} {version}" for name, version in experiment.versions.items()]) or "unknown")],
-        ["Machine", text(", ".join(f"{key}: {value}" for key, value in experiment.machine.items()) or "unknown")],
+        ),
+        ("Requests at once", text(experiment.max_in_flight or "no cap")),
+        ("Server", text("attached: it ran already" if experiment.attached else "ours, started for this")),
+        ("Versions", text(listed([f"{name} {version}" for name, version in experiment.versions.items()]) or "unknown")),
+        ("Machine", text(", ".join(_fact(key, value) for key, value in experiment.machine.items()) or "unknown")),
     ]
     definitions = "".join(f"<dt>{text(name)}<dd>{text(words)}" for name, words in summary.definitions.items())
-    page.add("<h2>How it was measured</h2>" + tables.table(["", ""], facts, name="Facts"))
+    page.add("<h2>How it was measured</h2>" + tables.facts(facts))
     page.add("<h3>Objectives</h3>" + tables.table(["", "TTFT p95", "ITL p99"], objectives, name="Objectives"))
     page.add(f"<h3>Words</h3><dl>{definitions}</dl>")
     for title, tree in (
@@ -304,6 +304,14 @@ def _how(page: _Page, results: Results, summary: Summary) -> None:
         page.add(
             f"<details><summary>{title}</summary><pre>{text(json.dumps(tree, indent=2, default=str))}</pre></details>"
         )
+
+
+def _fact(key: str, value: object) -> str:
+    if key.endswith("_bytes") and isinstance(value, int):
+        return f"{key.removesuffix('_bytes')}: {value / 2**30:.1f} GiB"
+    if isinstance(value, list | tuple):
+        value = ", ".join(f"{item:.1f}" if isinstance(item, float) else str(item) for item in value)
+    return f"{key.replace('_', ' ')}: {value}"
 
 
 def _blocks(results: Results) -> str:

@@ -33,6 +33,12 @@ def table(
     return f'<div class=scroll><table aria-label="{text(name)}"><thead>{top}</thead><tbody>{body}</tbody></table></div>'
 
 
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and what they are, HTML both, with room to wrap."""
+    body = "".join(f"<tr><th scope=row>{name}</th><td>{value}</td></tr>" for name, value in rows)
+    return f"<div class=scroll><table class=facts><tbody>{body}</tbody></table></div>"
+
+
 def figure(found: Figure) -> str:
     """A duration with its interval below."""
     if found.value is None:
@@ -67,6 +73,8 @@ def overview(summary: Summary) -> str:
     names = class_names(summary)
     head = ["", "objectives", *("TTFT p95", "ITL p99", "stalls/min", "good/s") * len(names), "out", "in"]
     groups = [("", 2), *((name, 4) for name in names), ("tokens/s", 2)]
+    if not names:
+        head, groups = head[:2], []
     rows = []
     for arm in summary.arms:
         if arm.arm.reason is not None:
@@ -138,9 +146,11 @@ def counts(summary: Summary) -> str:
 
 
 def quality(summary: Summary) -> str:
-    """How good the measuring itself was, one row an arm."""
+    """How good the measuring itself was, one row an arm that ran."""
     rows = []
-    for arm in measured(summary):
+    for arm in summary.arms:
+        if not arm.blocks:
+            continue
         invalid = "; ".join(f"block {number}: {reason}" for number, reason in arm.invalid.items())
         rows.append(
             [

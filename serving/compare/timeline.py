@@ -17,6 +17,7 @@ MOST_ROWS = 60
 MOST_STALLS = 60
 _WINDOW_S = 60.0
 _ROW_PX = 13
+_BAR = 0.82  # of a row
 _MOST_PARTS = 6
 _WORTH, _CAUSES = 0.02, 0.1  # parts of a gap: to be named, to be joined to
 
@@ -124,6 +125,7 @@ def timeline_figure(block: BlockData, stalls: Sequence[Stall]) -> go.Figure | No
         figure.add_trace(
             go.Bar(
                 orientation="h",
+                width=_BAR,
                 name=shown(phase if waits else name),
                 y=[index[row.request_id] for row, _, _ in spans],
                 base=[round(begin - zero_s, 3) for _, begin, _ in spans],
@@ -137,7 +139,7 @@ def timeline_figure(block: BlockData, stalls: Sequence[Stall]) -> go.Figure | No
         )
     seen = [stall for stall in stalls if stall.request_id in index and stall.end_s > start_s and stall.start_s < end_s]
     _draw_stalls(figure, seen[:MOST_STALLS], index, zero_s)
-    figure.update_layout(barmode="overlay", bargap=0.15)
+    figure.update_layout(barmode="overlay")
     figure.update_xaxes(
         title="seconds since the block began", ticksuffix=" s", range=[start_s - zero_s, end_s - zero_s]
     )

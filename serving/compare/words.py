@@ -76,10 +76,19 @@ def verdict(summary: Summary) -> str:
     """The answer in two sentences."""
     arms = measured(summary)
     if not arms:
-        refused = [arm.arm.name for arm in summary.arms if arm.arm.reason is not None]
-        why = f"the server refused {listed(refused)}" if len(refused) == len(summary.arms) else "no block has ended yet"
-        return f"Nothing was measured: {why}. There is nothing to compare."
+        return f"Nothing was measured: {_why_nothing(summary)}. There is nothing to compare."
     return f"{_objectives(summary, arms)} {_price(summary, arms)}"
+
+
+def _why_nothing(summary: Summary) -> str:
+    refused = [arm.arm.name for arm in summary.arms if arm.arm.reason is not None]
+    left_out = [reason for arm in summary.arms for reason in arm.invalid.values()]
+    if len(refused) == len(summary.arms):
+        return f"the server refused {listed(refused)}"
+    if left_out:
+        which = "its only block is" if len(left_out) == 1 else f"all {len(left_out)} blocks are"
+        return f"{which} left out ({left_out[0]})"
+    return "no block has ended yet"
 
 
 def _objectives(summary: Summary, arms: Sequence[ArmResult]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,16 @@ def test_before_any_block_has_ended(tmp_path: Path) -> None:
     empty = Results(tmp_path, made.experiment, [])
     page = _Page(render(empty, summarise(empty, resamples=20)))
     assert "Nothing was measured: no block has ended yet." in page.text
+
+
+def test_blocks_that_were_left_out_are_named_with_their_reason(tmp_path: Path) -> None:
+    made = comparison(tmp_path, budgets=(256,), rounds=1, block_s=20)
+    infos = [block.info.model_copy(update={"invalid": "the client lagged by 80 ms"}) for block in made.blocks]
+    blocks = [replace(block, info=info) for block, info in zip(made.blocks, infos, strict=True)]
+    results = Results(tmp_path, made.experiment, blocks)
+    page = _Page(render(results, summarise(results, resamples=20)))
+    assert "Nothing was measured: its only block is left out (the client lagged by 80 ms)" in page.text
+    assert "block 0: the client lagged by 80 ms" in page.text
 
 
 def test_thousands_of_gaps_stay_small_and_the_reader_is_told(tmp_path: Path) -> None:

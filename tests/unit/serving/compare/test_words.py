@@ -135,3 +135,11 @@ def test_when_every_arm_was_refused(tmp_path: Path) -> None:
     assert verdict(summary.model_copy(update={"arms": refused})) == (
         "Nothing was measured: the server refused step 64 and step 2048. There is nothing to compare."
     )
+
+
+def test_when_every_block_was_left_out(tmp_path: Path) -> None:
+    summary = of(tmp_path)
+    arms = [arm.model_copy(update={"invalid": {0: "the client lagged"}, "classes": {}}) for arm in summary.arms]
+    assert verdict(summary.model_copy(update={"arms": arms})).startswith(
+        "Nothing was measured: all 2 blocks are left out (the client lagged)."
+    )
