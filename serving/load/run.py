@@ -153,6 +153,8 @@ class _Load:
                     task.cancel()
                 await asyncio.gather(reader, *tasks, return_exceptions=True)
         for task in tasks:
+            if task.cancelled():
+                raise RuntimeError(f"a request did not end within {_CANCEL_S:.0f} s of being cancelled")
             task.result()  # a bug must not pass as a request that is missing
         end_s = now_s()
         final = await self._read()
