@@ -60,7 +60,7 @@ def show_summary(console: Console, summary: Summary, folder: Path) -> None:
     _differences(console, summary.ratios)
     for note in summary.notes:
         console.print(f"Note: {note}", soft_wrap=True)
-    console.print(f"In {folder}: summary.json, requests.parquet, steps.parquet", soft_wrap=True)
+    console.print(f"In {folder}: report.html, summary.json, requests.parquet, steps.parquet", soft_wrap=True)
 
 
 def _differences(console: Console, ratios: list[RatioResult]) -> None:

@@ -258,7 +258,8 @@ def _figures_in_full(page: _Page, summary: Summary) -> None:
     page.add("<h2>All figures</h2>")
     for name in class_names(summary):
         page.add(f"<h3>{text(name)}</h3>" + tables.percentiles(summary, name))
-    page.add("<h3>Requests</h3>" + tables.counts(summary))
+    if measured(summary):
+        page.add("<h3>Requests</h3>" + tables.counts(summary))
     if summary.ratios:
         first = [
             item

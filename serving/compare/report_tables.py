@@ -155,7 +155,7 @@ def quality(summary: Summary) -> str:
         rows.append(
             [
                 name_of(arm), f"{arm.blocks} in {arm.units} stretches", f"{arm.measured_s:,.0f} s",
-                f"<span class=bad>{text(invalid)}</span>" if invalid else "none", duration(arm.loop_lag_p99_ms),
+                f'<span class="bad wide">{text(invalid)}</span>' if invalid else "none", duration(arm.loop_lag_p99_ms),
                 duration(arm.sent_lag_p99_ms), f"{_mean(arm.requests_at_once_max)} / {_mean(arm.server_at_once_max)}",
                 _mean(arm.count_difference_p95), _share(arm.prefix_hit_rate), _share(arm.multimodal_hit_rate),
                 _share(arm.kv_cache_max), _mean(arm.preemptions),
