@@ -65,7 +65,8 @@ class StepWriter:
         self._next_name = 0
         self._size_bytes = 0
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] | None = self._next_file()
+        self._file: IO[bytes] | None = None
+        self._file = self._next_file()
         self._thread = threading.Thread(target=self._run, name="framechat-steps", daemon=True)
         self._thread.start()
 
@@ -107,6 +108,7 @@ class StepWriter:
                 self._file = self._next_file()
             data = b"".join(self._encode(step) for step in steps)
             self._file.write(data)
+            self._file.flush()
             self._size_bytes += len(data)
         except OSError:  # the disk is full, say: try a new file with the next steps
             self.dropped += len(steps)
@@ -148,15 +150,15 @@ class StepWriter:
         ]
 
     def _next_file(self) -> IO[bytes]:
-        if getattr(self, "_file", None) is not None:
-            self._file.close()  # type: ignore[union-attr]
+        if self._file is not None:
+            self._file.close()
         parts = sorted(path for path in self._folder.iterdir() if _PART.fullmatch(path.name))
         for old in parts[: max(0, len(parts) - self._files_kept + 1)]:
             old.unlink(missing_ok=True)
-        number = 1 + (int(_PART.fullmatch(parts[-1].name)[1]) if parts else 0)  # type: ignore[index]
+        number = 1 + (int(parts[-1].stem.rpartition("-")[2]) if parts else 0)
         path = self._folder / f"steps-{number:06d}.jsonl"
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb", buffering=0)
-        live = {number: client_request_id(name) for name, number in self._names.items()}
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+        live = {known: client_request_id(name) for name, known in self._names.items()}
         file.write(_json({"format": FORMAT, "names": live}))
         self._size_bytes = 0
         return file
