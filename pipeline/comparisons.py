@@ -31,6 +31,7 @@ from serving.workload import Workload
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")
 _GRACE_S = 30.0
+_LONGEST_S = 24 * 3600.0
 _LOG_LINES = 40
 _ERROR_MARK = "framechat: "
 _LIVE_STATES = frozenset({"starting", "running", "draining"})
@@ -244,6 +245,11 @@ def _check(wanted: StartComparison, config: Config) -> None:
             422,
             f"budgets hold {min(wanted.budgets)}, allowed: at least max_num_seqs ({least}), for every running sequence "
             "may need one token of each step",
+        )
+    load_s = len(wanted.budgets) * wanted.rounds * wanted.block_s
+    if load_s > _LONGEST_S:
+        raise ApiError(
+            422, f"budgets x rounds x block_s is {load_s / 3600:.0f} h of load, allowed: {_LONGEST_S / 3600:.0f} h"
         )
     if wanted.workload is not None:
         unknown = sorted(set(wanted.workload.classes) - set(config.serving.classes))

@@ -7,6 +7,7 @@ to whoever started us (`framechat up`); what we want of it goes through :mod:`se
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import uuid
@@ -42,6 +43,7 @@ class Maintenance:
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._paused: list[str] = []
+        self._lent_with: int | None = None
         self._reason = ""
         self.view = ChangeView(state="none", detail="", at_s=now_s())
 
@@ -134,6 +136,8 @@ class Maintenance:
             await self._drain()
             if stop_server:
                 await self._stop_server()
+            else:
+                self._lent_with = (await self.budget()).step_budget
             self._say("stopped" if stop_server else "lent", reason)
         except BaseException:
             await self.end()
@@ -151,6 +155,7 @@ class Maintenance:
         """Have the server run again as before, and everything go on."""
         try:
             if self._renewing is None:
+                await self._restore_step_budget()
                 self._say("done", "")
                 return
             self._renewing.cancel()
@@ -164,6 +169,14 @@ class Maintenance:
             self._say("failed", str(error))
         finally:
             self._go_on()
+
+    async def _restore_step_budget(self) -> None:
+        """Whoever had the server puts its step budget back, unless it was killed."""
+        before, self._lent_with = self._lent_with, None
+        if before is not None and self._control is not None:
+            with contextlib.suppress(SchedulerControlError):  # a server that is gone comes back as configured
+                if (await asyncio.to_thread(self._control.state)).step_budget != before:
+                    await asyncio.to_thread(self._control.set_step_budget, before)
 
     async def close(self) -> None:
         """The service stops: whatever is under way is given up, and the keeper starts the server by itself."""

@@ -23,6 +23,7 @@ from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from serving.compare.report import write_report
 from serving.compare.summary import summarise
 from serving.compare.tables import write_json
+from serving.scheduler.control import SchedulerControl, SchedulerState
 from tests.comparison_data import comparison
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
@@ -154,6 +155,29 @@ def test_the_product_stands_still_and_comes_back(
     assert asked == ([] if kind == "running" else [(False, 256), (True, 256)])
 
 
+def test_a_step_budget_that_was_left_behind_is_put_back(
+    ours: MakeConfig, serve: Serve, keeper: Keeper, child: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_is = {"budget": 128}
+
+    def state(_control: SchedulerControl) -> SchedulerState:
+        return SchedulerState(now_is["budget"], 256, 16, 256, asynchronous=False, steps=0, dropped=0)
+
+    def set_step_budget(control: SchedulerControl, tokens: int | None) -> SchedulerState:
+        now_is["budget"] = tokens or 256
+        return state(control)
+
+    monkeypatch.setattr(SchedulerControl, "state", state)
+    monkeypatch.setattr(SchedulerControl, "set_step_budget", set_step_budget)
+    with serve(ours()) as client:
+        client.post("/comparisons", json=WANTED | {"kind": "running"})
+        wait_for(lambda: now(client)["comparison"])
+        now_is["budget"] = 64  # the comparison's, which is then killed
+        client.post("/comparisons/running/stop")
+        ended(client)
+        assert client.get("/server/budget").json()["step_budget"] == 128
+
+
 def test_a_child_that_fails_is_told_in_its_own_words(
     ours: MakeConfig, serve: Serve, keeper: Keeper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -217,6 +241,7 @@ def test_a_service_that_stops_takes_the_child_with_it(
         pytest.param({"budgets": list(range(16, 48))}, "budgets", id="too many"),
         pytest.param({"block_s": 1}, "block_s", id="too short"),
         pytest.param({"rounds": 0}, "rounds", id="no rounds"),
+        pytest.param({"rounds": 100, "block_s": 3600}, "200 h of load, allowed: 24 h", id="for days"),
         pytest.param({"kind": "magic"}, "kind", id="kind"),
         pytest.param({"load": "/etc/passwd"}, "load", id="a path"),
         pytest.param({"workload": {"classes": {"radio": {}}}}, "radio, allowed: camera, chat", id="unknown class"),
