@@ -227,7 +227,7 @@ def _events(stalls: Sequence[Attribution]) -> str:
         rows.append(
             [
                 text(in_words(main).rpartition(":")[0]), text(gaps[0].arm), text(f"{held} {_streams(streams)}"),
-                duration(gaps[0].duration_s * MS), f"<small>{parts}</small>",
+                duration(gaps[0].duration_s * MS), f"<small class=wide>{parts}</small>",
             ]
         )  # fmt: skip
     return tables.table(
