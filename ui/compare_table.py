@@ -45,6 +45,8 @@ def show_summary(console: Console, summary: Summary, folder: Path) -> None:
         if arm.arm.reason is not None:
             console.print(f"{arm.arm.name} is refused: {arm.arm.reason}", soft_wrap=True)
             continue
+        for number, reason in arm.invalid.items():
+            console.print(f"{arm.arm.name}: block {number} is left out: {reason}", soft_wrap=True)
         if not arm.classes:
             console.print(f"{arm.arm.name}: no block that counts", soft_wrap=True)
             continue
@@ -55,8 +57,6 @@ def show_summary(console: Console, summary: Summary, folder: Path) -> None:
             f"{_shown(arm.prompt_tokens_per_s, 0)} prompt tokens/s, objectives met: {arm.meets_all}{hits}{pictures}",
             soft_wrap=True,
         )
-        for number, reason in arm.invalid.items():
-            console.print(f"  block {number} is left out: {reason}", soft_wrap=True)
     _differences(console, summary.ratios)
     for note in summary.notes:
         console.print(f"Note: {note}", soft_wrap=True)
