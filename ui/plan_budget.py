@@ -23,6 +23,7 @@ from ui.plan_simulate import parse_budgets, parse_workload
 
 MS = 1e3
 _NONE = "none"
+_FIRST_LOAD = "load-mixed.yaml"
 _MOST_REQUESTS = 20_000
 _MOST_RUNS = 12
 _MOST_SUMMARY_BYTES = 32 * 2**20
@@ -123,7 +124,10 @@ def _load_text(folder: Path | None) -> str:
     """The load as YAML: one of the files in configs/, the comparison's own, or what the user makes of it."""
     files = {path.name: path for path in sorted(CONFIGS.glob("load-*.yaml"))}
     choices = [*(["the comparison's load"] if folder is not None else []), *files]
-    chosen = st.selectbox("Load", choices, key=f"budget_load_{folder}", help="configs/load-*.yaml; change it below.")
+    first = 0 if folder is not None else choices.index(_FIRST_LOAD) if _FIRST_LOAD in choices else 0
+    chosen = st.selectbox(
+        "Load", choices, first, key=f"budget_load_{folder}", help="configs/load-*.yaml; change it below."
+    )
     if chosen in files:
         text = files[chosen].read_text(encoding="utf-8")
     else:
@@ -158,7 +162,7 @@ def _show(answer: _Answer, objectives: dict[str, ClassConfig], folder: Path | No
     if figure is None:
         st.info("The trade-off plot needs the classes camera and chat in the load.")
     else:
-        figure.update_layout(legend={"orientation": "h", "y": -0.22})
+        figure.update_layout(legend={"orientation": "h", "y": -0.3})
         st.plotly_chart(figure, width="stretch", key="budget_plot", config={"displaylogo": False})
     st.dataframe(_table(answer, objectives), hide_index=True, width="stretch", key="budget_table")
     st.caption(

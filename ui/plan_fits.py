@@ -16,14 +16,15 @@ from serving.kvcache import KV_DTYPES
 from serving.roofline import MACHINES
 from ui.panels import plain
 from ui.plan_formulas import AT_ONCE, BLOCKS, CACHE, KV_BYTES, PICTURES, POOL
-from ui.plan_inputs import Subject, formulas, trouble
+from ui.plan_inputs import Subject, formulas, say_trouble, trouble
 from ui.plan_kv import GIB, Fits, KVOptions, KVReport, mix_part, work_out
 
 _DTYPES = ["auto", *KV_DTYPES]
 _MIX = [
-    {"class": "camera", "share": 0.3, "prompt": 1100, "output": 32, "shared prefix": 100},
-    {"class": "chat", "share": 0.7, "prompt": 400, "output": 200, "shared prefix": 30},
+    {"class": "camera", "share": 0.3, "prompt": 1100, "output": 32, "prefix": 100},
+    {"class": "chat", "share": 0.7, "prompt": 400, "output": 200, "prefix": 30},
 ]
+_TOKENS = {"cache tokens": st.column_config.NumberColumn(format="localized")}
 _LENGTHS = (0.5, 1.0, 2.0, 4.0)
 _MOST_LOG_BYTES = 8 * 2**20
 _PARTS = (("weights", "#2f7de1"), ("activation peak", "#8b5cf6"), ("context, graphs", "#9aa4b2"), ("cache", "#178a4c"))
@@ -38,7 +39,12 @@ def fits_tab(config: Config, subject: Subject) -> None:
     with right, trouble():
         if options is None:
             return
-        report = _worked_out(options)
+        try:
+            report = _worked_out(options)
+        except ValueError as error:
+            # What does not fit still has a size.
+            say_trouble(error)
+            report = _worked_out(replace(options, memory_gib=None, server_log=None, mix=()))
         _show(report, options)
         formulas(KV_BYTES, BLOCKS, CACHE, POOL, AT_ONCE, PICTURES)
 
@@ -80,7 +86,14 @@ def _inputs(config: Config, subject: Subject) -> KVOptions | None:
         else 0
     )
     st.markdown("**Mix of requests**, in tokens", help=AT_ONCE)
-    table = st.data_editor(_MIX, num_rows="dynamic", hide_index=True, key="fits_mix", width="stretch")
+    table = st.data_editor(
+        _MIX,
+        num_rows="dynamic",
+        hide_index=True,
+        key="fits_mix",
+        width="stretch",
+        column_config={name: st.column_config.Column(width="small") for name in _MIX[0]},
+    )
     st.markdown("**Cameras**", help=PICTURES)
     one, two, three, four = st.columns(4)
     width = one.number_input("Width, px", 1, 20_000, 1280, key="fits_width")
@@ -88,7 +101,10 @@ def _inputs(config: Config, subject: Subject) -> KVOptions | None:
     every = three.number_input("Every, s", 0.01, 86_400.0, 2.0, key="fits_every")
     cameras = four.number_input("Cameras", 1, 10_000, 4, key="fits_cameras")
     log = st.file_uploader(
-        "A running server knows better: its start-up log", key="fits_log", help="vLLM's log; its cache memory is taken."
+        "A running server knows better: its start-up log",
+        key="fits_log",
+        max_upload_size=8,
+        help="vLLM's log; its cache memory is taken.",
     )
     with trouble():
         return KVOptions(
@@ -210,14 +226,14 @@ def _moves(fits: Fits, options: KVOptions) -> None:
     one, two, three = st.columns(3)
     if fits.by_utilization:
         shares = {"utilization": list(fits.by_utilization), "cache tokens": list(fits.by_utilization.values())}
-        one.dataframe(shares, hide_index=True, height=180)
+        one.dataframe(shares, hide_index=True, height=180, column_config=_TOKENS)
     by_dtype: dict[str, list[Any]] = {"cache dtype": [], "cache tokens": []}
     for name in KV_DTYPES:
         found = _quietly(replace(options, dtype=name, mix=()))
         if found is not None and found.fits is not None:
             by_dtype["cache dtype"].append(name)
             by_dtype["cache tokens"].append(found.fits.pool.tokens)
-    two.dataframe(by_dtype, hide_index=True, height=180)
+    two.dataframe(by_dtype, hide_index=True, height=180, column_config=_TOKENS)
     if options.mix:
         rows: dict[str, list[Any]] = {"prompts": [], "at once": [], "risk": []}
         for factor in _LENGTHS:

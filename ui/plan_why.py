@@ -155,7 +155,7 @@ def _roofline(subject: Subject) -> None:
         figure.update_xaxes(type="log", title="FLOP a byte moved", dtick=1)
         figure.update_yaxes(type="log", title="TFLOP/s at most", dtick=1)
         figure.update_layout(
-            height=400, margin={"l": 0, "r": 20, "t": 8, "b": 0}, legend={"orientation": "h", "y": -0.22}
+            height=400, margin={"l": 0, "r": 20, "t": 8, "b": 0}, legend={"orientation": "h", "y": -0.25}
         )
         st.plotly_chart(figure, width="stretch", key="why_roofline", config={"displayModeBar": False})
         st.caption(

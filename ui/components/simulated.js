@@ -7,7 +7,7 @@ export default panel(({ root, link, on }) => {
   function draw() {
     const what = link.phase === "open" ? link.status?.server.simulated : null;
     show(words, Boolean(what));
-    put(words, what ? `SIMULATED: the model server makes its answers up; ${what}` : "");
+    put(words, what ? `SIMULATED, made-up answers: ${what.replace(/^simulated: /, "")}` : "");
   }
 
   on("phase", draw);

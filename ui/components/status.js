@@ -30,7 +30,7 @@ export default panel(({ root, link, on }) => {
       const since = model.state === "ready" || model.elapsed_s === null ? "" : ` for ${duration(model.elapsed_s * 1000)}`;
       put(server, `Model server ${SERVER_WORDS[model.state] ?? model.state}${since}`);
       put(detail, model.simulated ? "" : (model.detail ?? ""));
-      put(simulated, `SIMULATED: made-up answers, ${model.simulated}`);
+      put(simulated, `SIMULATED, made-up answers: ${(model.simulated ?? "").replace(/^simulated: /, "")}`);
       simulated.title = simulated.textContent;
       const parts = [];
       if (model.model) parts.push(model.model);

@@ -174,6 +174,9 @@ def test_simulate_from_a_fit_and_show_its_error(load: str, tmp_path: Path) -> No
         pytest.param(["--gpu", "h100", "--budgets", "many"], "whole numbers", id="no budgets"),
         pytest.param(["--gpu", "h100", "--policy", "fair"], "fair", id="unknown policy"),
         pytest.param(["--gpu", "h100", "--load", "nowhere.yaml"], "nowhere.yaml", id="no load"),
+        pytest.param(["--check"], "--check needs --fit DIR", id="nothing to check"),
+        pytest.param(["--gpu", "h100", "--fit-arms", "64"], "goes with --check", id="arms without a check"),
+        pytest.param(["--check", "--fit", "nowhere", "--fit-arms", "64"], "holds no comparison", id="no comparison"),
     ],
 )
 def test_simulate_says_what_is_wrong_in_one_line(model: str, arguments: list[str], message: str) -> None:
@@ -189,3 +192,38 @@ def test_a_faulty_load_names_its_fault(model: str, tmp_path: Path) -> None:
     done = run("simulate", "--model", model, "--gpu", "h100", "--load", str(path))
     assert done.exit_code == 2
     assert "load.yaml: classes.chat.speed" in done.stderr
+
+
+def test_a_simulation_becomes_a_comparisons_folder_and_is_checked(model: str, load: str, tmp_path: Path) -> None:
+    folder = tmp_path / "predicted"
+    asked = ["--model", model, "--load", load, "--budgets", "64,256,1024"]
+    done = run("simulate", *asked, "--gpu", "h100", "--report", str(folder))
+    assert done.exit_code == 0, done.output
+    assert "Simulated, not measured" in (folder / "report.html").read_text()
+    again = run("simulate", *asked, "--gpu", "h100", "--report", str(folder))
+    assert again.exit_code == 2
+    assert "is not empty" in again.stderr
+    cache = ["--model", model, "--cache-tokens", "20000"]
+    found = run_json("simulate", "--fit", str(folder), "--fit-arms", "64,1024", "--check", *cache)
+    unseen = [row for row in found["figures"] if not row["fitted"]]
+    assert {row["arm"] for row in unseen} == {"256 simulated"}
+    assert all(row["predicted_ms"] > 0 for row in unseen)
+    shown = run("simulate", "--fit", str(folder), "--fit-arms", "64,1024", "--check", *cache)
+    assert "Predicted and measured" in shown.stdout
+    assert "of arms that were not fitted are within 9%" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param([], "either --fit", id="no step times"),
+        pytest.param(["--gpu", "h100", "--policy", "fair"], "fair", id="unknown policy"),
+        pytest.param(["--gpu", "h100", "--budget", "0"], "1 or more", id="no budget"),
+        pytest.param(["--gpu", "h100", "--most-waiting", "0"], "--most-waiting is 0", id="no queue"),
+    ],
+)
+def test_mock_says_what_is_wrong_in_one_line(model: str, arguments: list[str], message: str) -> None:
+    done = run("mock", "--model", model, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
