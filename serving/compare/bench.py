@@ -87,6 +87,7 @@ class Bench:
         self.start_s: list[float] = []
         self._experiment = experiment
         self._ready: Ready | None = None
+        self._moved = False  # the step budget of the server that is up
         # Another run of the same comparison, perhaps on a server that is still warm, must not say the same again.
         self._nonce = int(now_s()) & 0xFFFFFFFF
 
@@ -114,6 +115,10 @@ class Bench:
         ready = await self._server(arm, say)
         if arm.kind == "step_budget":
             host.set_step_budget(arm.budget)
+            self._moved = True
+        elif self._moved:  # the same server may serve an arm that has its own budget
+            host.set_step_budget(None)
+            self._moved = False
         began_s = now_s()
         await self._wait_idle(ready)
         deaths, reader = host.deaths, host.step_reader()
@@ -184,7 +189,7 @@ class Bench:
             await client.close()
             raise
         self.start_s.append(now_s() - began_s)
-        self._ready = ready
+        self._ready, self._moved = ready, False
         return ready
 
     async def _warm_up(self, ready: Ready, arm: Arm, say: Say) -> None:

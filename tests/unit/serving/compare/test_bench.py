@@ -89,6 +89,16 @@ async def test_step_budgets_move_in_one_server_and_a_variant_gets_its_own(tmp_pa
     assert [block.info.server["max_num_scheduled_tokens"] for block in read_results(tmp_path).blocks] == [64, 128, None]
 
 
+async def test_a_budget_on_the_server_of_step_budgets_gets_its_own_steps_back(tmp_path: Path) -> None:
+    whole = Arm(name="budget 128", kind="budget", budget=128, settings={"max_num_batched_tokens": 128})
+    described = with_arms(experiment(load(0.3), arms=("a", "b"), warm_up_s=0.0), step(64), whole)
+    with ScriptedServer(playing(ANSWERS)) as server:
+        host = Servers(server.endpoint)
+        await Comparison(tmp_path, described, means(host), on_progress=lambda _: None).run()
+    assert len(host.started) == 1
+    assert host.step_budgets == [64, None]
+
+
 async def test_the_warm_up_is_short_of_every_class_and_counted_nowhere(tmp_path: Path) -> None:
     described = experiment(load(0.3), warm_up_s=0.0)
     with ScriptedServer(playing(ANSWERS)) as server:
