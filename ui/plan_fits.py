@@ -19,7 +19,6 @@ from ui.plan_formulas import AT_ONCE, BLOCKS, CACHE, KV_BYTES, PICTURES, POOL
 from ui.plan_inputs import Subject, formulas, say_trouble, trouble
 from ui.plan_kv import GIB, Fits, KVOptions, KVReport, mix_part, work_out
 
-_DTYPES = ["auto", *KV_DTYPES]
 _MIX = [
     {"class": "camera", "share": 0.3, "prompt": 1100, "output": 32, "prefix": 100},
     {"class": "chat", "share": 0.7, "prompt": 400, "output": 200, "prefix": 30},
@@ -63,7 +62,8 @@ def _inputs(config: Config, subject: Subject) -> KVOptions | None:
         layers = one.number_input("Layers", 1, 1000, 32, key="fits_layers")
         heads = two.number_input("KV heads", 1, 1024, 8, key="fits_heads")
         size = three.number_input("Head size", 1, 1024, 128, key="fits_size")
-    dtype = one.selectbox("Cache dtype", _DTYPES[1:] if by_hand else _DTYPES, key=f"fits_dtype_{by_hand}")
+    offered = ["fp16", *(name for name in KV_DTYPES if name != "fp16")] if by_hand else ["auto", *KV_DTYPES]
+    dtype = one.selectbox("Cache dtype", offered, key=f"fits_dtype_{by_hand}")
     tokens = two.number_input("Tokens a sequence", 1, 10_000_000, server.max_model_len, key="fits_tokens")
     sequences = three.number_input("Sequences", 1, 100_000, 1, key="fits_sequences")
     memory = one.number_input(
