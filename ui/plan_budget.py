@@ -13,7 +13,7 @@ from serving.compare.figures import TradeOff, tradeoff_figure
 from serving.compare.summary import Figure, Summary
 from serving.compare.tables import STEPS, read_experiment
 from serving.compiled import is_compiled
-from serving.config import ClassConfig
+from serving.config import ClassConfig, Device
 from serving.simulate import ClassForecast, Policy, simulate
 from serving.workload import draw
 from ui.plan_engine import Engine, EngineOptions, make_engine
@@ -36,6 +36,8 @@ class _Question:
     load: str
     budgets: tuple[int, ...]
     policies: tuple[Policy, ...]
+    long_prefill_tokens: int
+    max_num_seqs: int
     engine: EngineOptions
 
 
@@ -74,6 +76,19 @@ def budget_tab(config: Config, subject: Subject) -> None:
         )  # fmt: skip
         sources = ["roofline of the GPU", *(["measured steps of the comparison"] if _has_steps(folder) else [])]
         source = st.radio("Step times", sources, key=f"budget_source_{compared}", help=STEP)
+        server, on_paper = config.serving.server, source == sources[0]
+        one, two = st.columns(2)
+        chunk = one.number_input(
+            "Long prefill, tokens",
+            0,
+            1_000_000,
+            # A threshold that was chosen for a CPU says nothing about a GPU.
+            0 if on_paper and server.device is Device.CPU else server.long_prefill_token_threshold,
+            key=f"budget_chunk_{on_paper}",
+            help="The most that one long prompt may take of a step while others wait; 0: the whole budget "
+            "(long_prefill_token_threshold).",
+        )
+        seqs = two.number_input("Most at once", 1, 1024, server.max_num_seqs, key="budget_seqs", help="max_num_seqs")
         text = _load_text(folder)
     with right, trouble():
         measured = folder if source == sources[-1] and len(sources) > 1 else None
@@ -85,6 +100,8 @@ def budget_tab(config: Config, subject: Subject) -> None:
             load=text,
             budgets=parse_budgets(budgets, "step budgets"),
             policies=tuple(policies),
+            long_prefill_tokens=chunk,
+            max_num_seqs=seqs,
             engine=EngineOptions(
                 fit=measured,
                 gpu=None if measured is not None else subject.gpu,
@@ -112,7 +129,14 @@ def _answer(asked: _Question, _config: Config, _compiled: bool) -> _Answer:
     runs = []
     for policy in asked.policies:
         for budget in asked.budgets:
-            settings = replace(engine.settings, budget_tokens=budget, buffer_tokens=budget, policy=policy)
+            settings = replace(
+                engine.settings,
+                budget_tokens=budget,
+                buffer_tokens=budget,
+                long_prefill_threshold=min(asked.long_prefill_tokens, budget),
+                max_num_seqs=asked.max_num_seqs,
+                policy=policy,
+            )
             result = simulate(
                 planned, settings, engine.step_time, image_tokens=engine.image_tokens, until_s=2 * workload.duration_s
             )
@@ -162,7 +186,7 @@ def _show(answer: _Answer, objectives: dict[str, ClassConfig], folder: Path | No
     if figure is None:
         st.info("The trade-off plot needs the classes camera and chat in the load.")
     else:
-        figure.update_layout(legend={"orientation": "h", "y": -0.3})
+        figure.update_layout(legend={"orientation": "h", "y": -0.3}, margin={"t": 10}, height=380)
         st.plotly_chart(figure, width="stretch", key="budget_plot", config={"displaylogo": False})
     st.dataframe(_table(answer, objectives), hide_index=True, width="stretch", key="budget_table")
     st.caption(
