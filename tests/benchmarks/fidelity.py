@@ -1,6 +1,6 @@
 """Are the client's figures right? Against the engine's own step ends, and against vLLM's own benchmark.
 
-    python -m tests.benchmarks.fidelity [--requests 200] [--at-once 4] [--tokens 12] [--save FILE] [--set KEY=VALUE]
+    python -m tests.benchmarks.fidelity [--requests 200] [--at-once 8] [--tokens 8] [--save FILE] [--set KEY=VALUE]
 
 Serves the sample model, sends chats, and prints for every token how long it took from the end of the step that made it
 to the client's socket (the server's front end; the kernel's receive time stamp) and from there to the client's time
@@ -137,8 +137,8 @@ def main() -> None:
     """Measure and print; exit code 1 where something is not as it must be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--at-once", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=12)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--save", type=Path)
     parser.add_argument("--set", action="append", default=[], help="key=value of the deployment")
     options = parser.parse_args()
