@@ -1,5 +1,5 @@
 # make run     the whole product on 127.0.0.1:8501 (CONFIG=, SOURCE=, ARGS= for `framechat up`)
-# make test    unit, integration and browser tests (ARGS= for pytest)
+# make test    unit, integration and browser tests (ARGS= for pytest; REPORT= a folder for JUnit files)
 # make check   lint, format, types
 # make setup   only the environments that CONFIG needs: .venv (app) and .venv-vllm (model server)
 # make lock    resolve requirements/*.lock anew; UPGRADE=1 takes the newest versions
@@ -8,6 +8,7 @@
 PYTHON ?= python3
 CONFIG ?= configs/sample.yaml
 SOURCE ?=
+REPORT ?=
 ARGS ?=
 UPGRADE ?=
 
@@ -35,7 +36,8 @@ run:
 
 test:
 	@$(SETUP) --config configs/sample.yaml --to-test
-	$(APP)/python -m pytest tests/unit tests/integration tests/browser $(ARGS)
+	$(APP)/python -m pytest tests/unit -n auto $(if $(REPORT),--junitxml=$(REPORT)/unit.xml) $(ARGS)
+	$(APP)/python -m pytest tests/integration tests/browser $(if $(REPORT),--junitxml=$(REPORT)/real.xml) $(ARGS)
 
 check:
 	@$(SETUP) --app-only
