@@ -32,6 +32,7 @@ RAISED, WATCHED = "camera", "chat"
 PRECISION = 1.15
 _MOST_STEPS = 5  # of doubling or halving
 _MOST_PROBES = 12
+_FEWEST = 3  # requests of the raised class in a block
 _FILE = "capacity.json"
 _FIRST_BLOCK = 50_000
 
@@ -70,9 +71,12 @@ class Capacity(StrictModel):
 
 
 async def bisect(
-    try_rate: Callable[[float], Awaitable[bool]], first: float, *, precision: float = PRECISION
+    try_rate: Callable[[float], Awaitable[bool]], first: float, *, least: float = 0.0, precision: float = PRECISION
 ) -> tuple[float | None, float | None]:
-    """The highest rate known to hold and the lowest known to fail, within a factor `precision` where both are found."""
+    """The highest rate known to hold and the lowest known to fail, within a factor `precision` where both are found.
+
+    Nothing below `least` is tried.
+    """
     holds: float | None = None
     fails: float | None = None
     rate, steps = first, 0
@@ -86,6 +90,8 @@ async def bisect(
             if steps > _MOST_STEPS:
                 break
             rate = rate * 2 if fails is None else rate / 2
+            if rate < least:
+                break
         elif fails / holds <= precision:
             break
         else:
@@ -134,12 +140,12 @@ class CapacitySearch:
             return
         except ValidationError as error:
             raise ComparisonError(f"{self._path} cannot be read; remove it and --resume") from error
-        probes = {item.arm.name: item.probes for item in before.arms}
-        self.found = self.found.model_copy(
-            update={
-                "arms": [item.model_copy(update={"probes": probes.get(item.arm.name, [])}) for item in self.found.arms]
-            }
-        )
+        kept = {item.arm.name: item for item in before.arms}
+        arms = [
+            kept[item.arm.name].model_copy(update={"arm": item.arm}) if item.arm.name in kept else item
+            for item in self.found.arms
+        ]
+        self.found = self.found.model_copy(update={"arms": arms})
 
     async def _search(self, index: int) -> None:
         known = {probe.rate_per_s: probe for probe in self.found.arms[index].probes}
@@ -148,16 +154,23 @@ class CapacitySearch:
         async def try_rate(rate: float) -> bool:
             if rate not in known:
                 known[rate] = await self._probe(self.found.arms[index].arm, index, rate, len(known))
-                self._set(index, {"probes": list(known.values())})
+                self._set(
+                    index,
+                    {
+                        "probes": list(known.values()),
+                        "holds_per_s": max((rate for rate, probe in known.items() if probe.holds), default=None),
+                        "fails_per_s": min((rate for rate, probe in known.items() if not probe.holds), default=None),
+                    },
+                )
             return known[rate].holds
 
         try:
-            holds, fails = await bisect(try_rate, first)
+            # Slower than this, a block may well have none of the requests whose effect is looked for.
+            least = _FEWEST / (self._experiment.block_s - self._experiment.warm_up_s)
+            await bisect(try_rate, first, least=least)
         except HostError as error:
             refused = self.found.arms[index].arm.model_copy(update={"reason": str(error)})
             self._set(index, {"arm": refused})
-            return
-        self._set(index, {"holds_per_s": holds, "fails_per_s": fails})
 
     async def _probe(self, arm: Arm, index: int, rate: float, tried: int) -> Probe:
         experiment = self._experiment
@@ -244,7 +257,10 @@ def capacity_lines(found: Capacity) -> Sequence[str]:
         elif item.holds_per_s is None and item.fails_per_s is None:
             lines.append(f"{item.arm.name}: not tried")
         elif item.holds_per_s is None:
-            lines.append(f"{item.arm.name}: not even {item.fails_per_s:.3f} {found.raised} requests a second hold")
+            lines.append(
+                f"{item.arm.name}: not even {item.fails_per_s:.3f} {found.raised} requests a second hold; slower rates "
+                "need longer blocks"
+            )
         elif item.fails_per_s is None:
             lines.append(f"{item.arm.name}: {item.holds_per_s:.3f} {found.raised} requests a second hold, and more may")
         else:

@@ -49,6 +49,17 @@ async def test_a_limit_out_of_reach_ends_the_search(always: bool, found: tuple[f
     assert (holds, fails) == found
 
 
+async def test_rates_too_slow_for_a_block_are_not_tried() -> None:
+    tried: list[float] = []
+
+    async def fails(rate: float) -> bool:
+        tried.append(rate)
+        return False
+
+    assert await bisect(fails, 0.5, least=0.1) == (None, 0.125)
+    assert tried == [0.5, 0.25, 0.125]
+
+
 def block(*rows: RequestRow) -> BlockData:
     info = BlockInfo(
         number=0, arm="a", round=0, seed=0, start_s=90, end_s=160, load_s=60, warm_up_s=0, planned={"chat": len(rows)}
