@@ -51,9 +51,9 @@ def test_a_small_comparison_runs_to_its_end_and_the_cameras_come_back(page: Page
     page.get_by_text("Step budgets, on the running server").click()
     fill(page, "Budgets, in tokens", "32, 96")
     page.get_by_text("A few fields").click()
-    fill(page, "Pictures a second", "0.3")
-    fill(page, "Questions a second", "0.5")
-    fill(page, "Seconds a block", "8")
+    fill(page, "Pictures a second", "0.2")
+    fill(page, "Questions a second", "0.3")
+    fill(page, "Seconds a block", "5")
     fill(page, "Blocks for each", "1")
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_text("Meanwhile cameras are paused")).to_be_visible(timeout=SHOWN_MS)
@@ -65,6 +65,7 @@ def test_a_small_comparison_runs_to_its_end_and_the_cameras_come_back(page: Page
     page.get_by_text("Show it here").click()
     report = page.frame_locator("iframe[src*='report.html']")
     expect(report.get_by_text("How it was measured")).to_be_attached(timeout=SHOWN_MS)
+    report.locator("[data-figure]").first.scroll_into_view_if_needed()  # figures draw when they come into view
     expect(report.locator("[data-figure][data-drawn]").first).to_be_attached(timeout=SHOWN_MS)
     cameras = httpx.get(f"{product.service_url}/cameras", trust_env=False).json()
     assert "paused" not in {camera["state"] for camera in cameras}
