@@ -163,7 +163,7 @@ def _add_routes(app: FastAPI, settings: MockSettings, engine: MockEngine) -> Non
 
     @app.get("/health")
     async def health() -> Response:
-        return Response()
+        return Response(status_code=503 if engine.failed else 200)
 
     @app.get("/version")
     async def version() -> dict[str, Any]:

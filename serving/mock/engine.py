@@ -15,6 +15,7 @@ from serving.simstate import SimRequest
 from serving.simulate import SimulationError
 
 __all__ = ["Answer", "EngineFullError", "MockEngine"]
+_FAILED = "the simulated engine failed; its log says why"
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +56,7 @@ class MockEngine:
     def __init__(self, live: LiveSimulation, clock: Callable[[], float] = now_s) -> None:
         self.live = live
         self.lag_s = 0.0
+        self.failed = False
         self._clock = clock
         self._start_s = clock()
         self._answers: dict[int, Answer] = {}
@@ -67,6 +69,8 @@ class MockEngine:
             SimulationError: It can never run.
             EngineFullError: The queue is full.
         """
+        if self.failed:
+            raise SimulationError(_FAILED)
         arrived = replace(request, arrival_s=self._clock() - self._start_s)
         answer = Answer(self, self.live.submit(arrived, list(block_contents(tokens, self.live.rule.block_tokens))))
         self._answers[answer.slot] = answer
@@ -81,7 +85,15 @@ class MockEngine:
             self._wake.set()
 
     async def run(self) -> None:
-        """Let the engine go on until cancelled."""
+        """Let the engine go on until cancelled. Should it fail, every request is told, now and later."""
+        try:
+            await self._pace()
+        except Exception:
+            _log.exception("the simulated engine failed")
+            self.failed = True
+            self._tell_all(SimulationError(_FAILED))
+
+    async def _pace(self) -> None:
         while True:
             self._wake.clear()
             due = self.live.next_s
@@ -94,14 +106,17 @@ class MockEngine:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), delay)
 
+    def _tell_all(self, error: SimulationError) -> None:
+        for answer in list(self._answers.values()):
+            answer.news.put_nowait(error)
+            answer.close()
+
     def _go_on(self, now: float) -> None:
         try:
             written = self.live.advance(now)
         except SimulationError as error:
             _log.error("%s", error)
-            for answer in list(self._answers.values()):
-                answer.news.put_nowait(error)
-                answer.close()
+            self._tell_all(error)
             return
         for item in written:
             answer = self._answers[item.slot]

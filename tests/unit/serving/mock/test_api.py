@@ -240,3 +240,21 @@ async def test_bad_requests_are_refused_in_one_line(endpoint: str, body: Any, st
         answer = await http.post(endpoint + "/chat/completions", json=body)
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
+
+
+async def test_an_engine_that_fails_is_said_and_never_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken on purpose")
+
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 400}
+    with serving() as endpoint:
+        async with httpx.AsyncClient(trust_env=False, timeout=10) as http:
+            waiting = asyncio.create_task(http.post(endpoint + "/chat/completions", json=body))
+            metrics = EngineMetrics()
+            await until_running(metrics, endpoint, 1)
+            await metrics.close()
+            monkeypatch.setattr("serving.simlive.LiveSimulation.advance", broken)
+            assert (await waiting).status_code == 500
+            later = await http.post(endpoint + "/chat/completions", json=body)
+            assert "engine failed" in later.json()["error"]["message"]
+            assert (await http.get(endpoint.removesuffix("/v1") + "/health")).status_code == 503
