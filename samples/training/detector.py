@@ -187,6 +187,7 @@ class Trainer:
         """The averaged weights as an ultralytics checkpoint in half precision."""
         model = copy.deepcopy(self.average).half()
         model.args = {"task": "detect", "imgsz": 416, "single_cls": True}
+        model.__dict__.pop("pt_path", None)  # a place on this machine
         model.names = {0: "person"}
         torch.save({"model": model, "epoch": -1, "train_args": {"imgsz": 416, "task": "detect"}}, path)
 
