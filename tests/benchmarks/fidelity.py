@@ -95,6 +95,8 @@ def report(
         for number, record in enumerate(records)
     ]  # fmt: skip
     delays = engine_delays(rows, steps, recorded.socket_times())
+    found = {"step end to socket": in_ms(delays.front_end), "socket to time stamp": in_ms(delays.client)}
+    print(json.dumps({**found, "tokens not matched": delays.unmatched, "steps": len(steps)}, indent=2), flush=True)
     streams = [recorded.stream(record, options.tokens) for record in records[:_REPLAYED]]
     if options.save is not None:
         save(options.save, streams[:4])
@@ -106,10 +108,6 @@ def report(
     print(
         json.dumps(
             {
-                "step end to socket": in_ms(delays.front_end),
-                "socket to time stamp": in_ms(delays.client),
-                "tokens not matched": delays.unmatched,
-                "steps": len(steps),
                 "against vllm bench serve": {
                     "requests": agreement.requests,
                     "gaps compared": agreement.gaps,
