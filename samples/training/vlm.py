@@ -41,7 +41,8 @@ from samples.training.views import (
 )
 
 SAVE_EVERY = 10
-TILES_A_STEP = 24
+TILES_A_STEP = 16
+_PART_SHARE = 0.3  # of the views of which a part is shown beside the whole
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
 STAGES = ("words", "see", "tell")
@@ -266,7 +267,7 @@ class Trainer:
             for view in random_views(rng, backgrounds, frames=bool(rng.random() < 0.2)):
                 peopled = [tile for tile, owners in enumerate(label_tiles(view.owners)[:8]) if owners.any()]
                 rng.shuffle(peopled)
-                part = labelled_tiles(view, [*peopled[: int(rng.integers(0, 3))], 8])
+                part = labelled_tiles(view, [*peopled[: int(rng.random() < _PART_SHARE)], 8])
                 parts.append(part)
                 count += len(part.counts)
         return joined(parts)
