@@ -226,8 +226,9 @@ def _events(stalls: Sequence[Attribution]) -> str:
         parts = "<br>".join(text(in_words(part)) for part in gaps[0].parts[:4])
         rows.append(
             [
-                text(in_words(main).rpartition(":")[0]), text(gaps[0].arm), text(f"{held} {_streams(streams)}"),
-                duration(gaps[0].duration_s * MS), f"<small class=wide>{parts}</small>",
+                f"<span class=wrapped>{text(in_words(main).rpartition(':')[0])}</span>", text(gaps[0].arm),
+                text(f"{held} {_streams(streams)}"), duration(gaps[0].duration_s * MS),
+                f"<small class=wide>{parts}</small>",
             ]
         )  # fmt: skip
     return tables.table(
@@ -240,7 +241,7 @@ def _streams(streams: Counter[str]) -> str:
 
 
 def _part(seconds: float, whole: float) -> str:
-    return f"{seconds / whole:.0%}" if whole > 0 else "–"
+    return f"{seconds / whole:.0%}".replace("-0%", "0%") if whole > 0 else "–"
 
 
 def _steps(page: _Page, results: Results) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 from plotly.colors import hex_to_rgb
 
-from serving.compare.attribution import Attribution, in_words
+from serving.compare.attribution import Attribution, in_words, short_id
 from serving.compare.figures import BAD_COLOUR, CLASS_COLOURS, OTHER_COLOUR, dressed, headed, shown
 from serving.compare.samples import MS
 from serving.compare.tables import BlockData, RequestRow
@@ -237,4 +237,4 @@ def _title(block: BlockData, rows: Sequence[RequestRow], seen: Sequence[Stall], 
 def _about(row: RequestRow) -> str:
     tokens = f"{row.prompt_tokens:,} prompt" if row.prompt_tokens is not None else "prompt unknown"
     made = f"{row.completion_tokens:,} new" if row.completion_tokens is not None else "output unknown"
-    return shown(f"{row.traffic_class} {row.request_id[:12]}: {tokens} and {made} tokens, {row.outcome}")
+    return shown(f"{row.traffic_class} {short_id(row.request_id)}: {tokens} and {made} tokens, {row.outcome}")
