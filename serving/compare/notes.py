@@ -28,8 +28,8 @@ def notes_on(blocks: Sequence[BlockData], arms: Sequence[ArmResult]) -> list[str
         difference = info.count_difference_p95 or 0
         if difference > max(_COUNT_SLACK, _COUNT_SHARE * (info.ours_max or 0)):
             notes.append(
-                f"block {info.number}: the server's count of requests differs from ours by {difference:.0f}: its front end "
-                "has not passed them on yet, or somebody else is using it"
+                f"block {info.number}: the server's count of requests differs from ours by {difference:.0f}: its front "
+                "end has not passed them on yet, or somebody else is using it"
             )
     return notes
 
