@@ -174,8 +174,9 @@ def test_two_tabs_show_the_same_and_have_their_own_chats(page: Page, browser: Br
 
 def test_past_descriptions_are_found_with_their_pictures(page: Page, product: Product) -> None:
     expect(page.locator("article[data-state='done']").first).to_be_visible(timeout=MODEL_MS)
-    kept = httpx.get(f"{product.service_url}/descriptions", params={"limit": 1}, trust_env=False).json()
-    word = max((part.strip(".,;:") for part in kept[0]["text"].split()), key=len)
+    kept = httpx.get(f"{product.service_url}/descriptions", params={"limit": 20}, trust_env=False).json()
+    told = next(item["text"] for item in kept if item["state"] == "done" and item["text"])
+    word = max((part.strip(".,;:") for part in told.split()), key=len)
     box = page.get_by_placeholder("Search past descriptions")
     box.fill(word)
     box.press("Enter")
