@@ -74,6 +74,10 @@ class Codebook(nn.Module):
         """Which rows are words, not blanks, closing or neutral."""
         return rows < self.first_blank
 
+    def is_told(self, rows: Tensor) -> Tensor:
+        """Which rows are words or the silence where a word could be: what depends on the picture."""
+        return rows < self.first_closing
+
     def noisy(self, rows: Tensor, noise: float) -> Tensor:
         """Codes (..., width) as an imperfect tower gives them: mixed with some other word's, and blurred."""
         codes = self.codes[rows]

@@ -48,7 +48,7 @@ _BACKGROUND_WEIGHT = 0.15
 STAGES = ("words", "see", "tell")
 _SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "code": 1.0, "distance": 0.5}
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
-_PLAIN_WEIGHT = 0.1  # of codes that are not words
+_PLAIN_WEIGHT = 0.1  # of codes that no picture changes
 _SHARPNESS = 8.0  # of the choice between codes
 
 
@@ -169,7 +169,7 @@ class Teacher:
             [self.codebook.part if people is None else self.codebook.sentence(people) for people in tiles.people]
         )
         distances = self.codebook.distances(outputs)
-        weight = torch.where(self.codebook.is_word(rows), 1.0, _PLAIN_WEIGHT).flatten()
+        weight = torch.where(self.codebook.is_told(rows), 1.0, _PLAIN_WEIGHT).flatten()
         wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
         far = distances.gather(-1, rows[..., None]).flatten()
         losses["code"] = (wrong * weight).sum() / weight.sum()
