@@ -37,7 +37,7 @@ from serving.address import is_loopback
 from serving.arrival import ArrivalLoop, descriptor_of
 from serving.config import Timeouts
 from serving.faults import explain
-from serving.records import ErrorKind, Outcome, RequestError, RequestRecord, now_s
+from serving.records import ErrorKind, Outcome, RequestError, now_s
 from serving.request import ModelRequest, picture_part, text_part
 from serving.sse import EventDecoder
 from serving.stream import StreamReader
@@ -267,26 +267,17 @@ class ModelClient:
     def _conclude(
         active: ActiveRequest, progress: _Progress, outcome: Outcome, error: RequestError | None = None
     ) -> None:
-        request, reader = active.request, progress.reader
-        record = RequestRecord(
+        request = active.request
+        record = progress.reader.record(
             request_id=request.request_id,
             traffic_class=request.traffic_class,
             model=progress.model,
             due_s=request.due_s,
+            sent_s=progress.sent_s,
             finished_s=progress.finished_s or now_s(),
             outcome=outcome,
-            sent_s=progress.sent_s,
-            first_token_s=reader.first_token_s,
-            last_token_s=reader.last_token_s,
-            gaps=tuple(reader.gaps),
-            prompt_tokens=reader.prompt_tokens,
-            cached_tokens=reader.cached_tokens,
-            completion_tokens=reader.completion_tokens,
-            tokens_counted=bool(reader.tokens_counted),
-            finish_reason=reader.finish_reason,
             error=error,
             reason=active.cancel_reason if outcome is Outcome.CANCELLED else None,
-            text=reader.text,
         )
         active.end(record)
 

@@ -81,6 +81,13 @@ class TokenEvent:
     reasoning: bool = False
 
 
+def tpot_s(first_token_s: float | None, last_token_s: float | None, completion_tokens: int | None) -> float | None:
+    """Time per output token, (last - first) / (tokens - 1); None below two tokens or without usage."""
+    if first_token_s is None or last_token_s is None or completion_tokens is None or completion_tokens < 2:
+        return None
+    return (last_token_s - first_token_s) / (completion_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """One request from the moment it was due to its end.
@@ -127,7 +134,5 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token, (last - first) / (tokens - 1); None below two tokens or without usage."""
-        if self.first_token_s is None or self.last_token_s is None or (self.completion_tokens or 0) < 2:
-            return None
-        return (self.last_token_s - self.first_token_s) / ((self.completion_tokens or 0) - 1)
+        """Time per output token, by :func:`tpot_s`."""
+        return tpot_s(self.first_token_s, self.last_token_s, self.completion_tokens)

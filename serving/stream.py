@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from serving.records import ErrorKind, Gap, RequestError, TokenEvent
+from serving.records import ErrorKind, Gap, Outcome, RequestError, RequestRecord, TokenEvent
 from serving.sse import ServerEvent
 
 _DONE = "[DONE]"
@@ -113,6 +113,41 @@ class StreamReader:
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return []
         return self._take_choice(at_s, choices[0], running)
+
+    def record(
+        self,
+        *,
+        request_id: str,
+        traffic_class: str,
+        model: str,
+        due_s: float,
+        sent_s: float | None,
+        finished_s: float,
+        outcome: Outcome,
+        error: RequestError | None = None,
+        reason: str | None = None,
+    ) -> RequestRecord:
+        """The record of the request whose stream this was: what is given, and what was read so far."""
+        return RequestRecord(
+            request_id=request_id,
+            traffic_class=traffic_class,
+            model=model,
+            due_s=due_s,
+            finished_s=finished_s,
+            outcome=outcome,
+            sent_s=sent_s,
+            first_token_s=self.first_token_s,
+            last_token_s=self.last_token_s,
+            gaps=tuple(self.gaps),
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            tokens_counted=bool(self.tokens_counted),
+            finish_reason=self.finish_reason,
+            error=error,
+            reason=reason,
+            text=self.text,
+        )
 
     def _take_usage(self, usage: dict[str, Any]) -> int | None:
         """Note the usage; return the completion tokens it reports."""

@@ -54,23 +54,14 @@ class RecordedStream:
         for at_s, data in self.chunks:
             for event in decoder.feed(data):
                 reader.feed(at_s, event)
-        return RequestRecord(
+        return reader.record(
             request_id=self.request_id,
             traffic_class="chat",
             model="recorded",
             due_s=self.due_s,
+            sent_s=self.sent_s,
             finished_s=self.chunks[-1][0],
             outcome=Outcome.DONE,
-            sent_s=self.sent_s,
-            first_token_s=reader.first_token_s,
-            last_token_s=reader.last_token_s,
-            gaps=tuple(reader.gaps),
-            prompt_tokens=reader.prompt_tokens,
-            cached_tokens=reader.cached_tokens,
-            completion_tokens=reader.completion_tokens,
-            tokens_counted=bool(reader.tokens_counted),
-            finish_reason=reader.finish_reason,
-            text=reader.text,
         )
 
 

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
 from serving.compare.plan import FORMAT, BlockInfo, Experiment, Progress
-from serving.records import Gap, RequestRecord
+from serving.records import Gap, RequestRecord, tpot_s
 from serving.workload import PlannedRequest
 
 _BLOCKS = "blocks"
@@ -79,10 +79,8 @@ class RequestRow:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token; None below two tokens or without usage."""
-        if self.first_token_s is None or self.last_token_s is None or (self.completion_tokens or 0) < 2:
-            return None
-        return (self.last_token_s - self.first_token_s) / ((self.completion_tokens or 0) - 1)
+        """Time per output token, by :func:`serving.records.tpot_s`."""
+        return tpot_s(self.first_token_s, self.last_token_s, self.completion_tokens)
 
     @property
     def gaps(self) -> list[Gap]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from serving.client import ModelClient
 from tests.integration.served import ServedModel, served
 
 
@@ -20,3 +21,13 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedMod
 def endpoint(model_server: ServedModel) -> str:
     """Base URL of the session's server, ending in /v1."""
     return model_server.endpoint
+
+
+@pytest.fixture
+async def client(model_server: ServedModel) -> AsyncIterator[ModelClient]:
+    """A client of the session's server."""
+    client = ModelClient(model_server.endpoint, model=None, timeouts=model_server.config.serving.timeouts)
+    try:
+        yield client
+    finally:
+        await client.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,6 @@ from serving.steplog import StepRecord, parse_steps
 from tests.integration.served import ServedModel
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
-
-@pytest.fixture
-async def client(model_server: ServedModel) -> AsyncIterator[ModelClient]:
-    client = ModelClient(model_server.endpoint, model=None, timeouts=model_server.config.serving.timeouts)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 def description(model_server: ServedModel, seed: int, *, tiled: bool = False) -> ModelRequest:

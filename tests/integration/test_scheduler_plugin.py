@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -24,15 +23,6 @@ from tests.integration.test_chunking import chat, computed, description
 from tests.unit.pipeline.conftest import run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-async def client(model_server: ServedModel) -> AsyncIterator[ModelClient]:
-    client = ModelClient(model_server.endpoint, model=None, timeouts=model_server.config.serving.timeouts)
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 @pytest.fixture

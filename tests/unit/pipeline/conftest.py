@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cv2
 import httpx
@@ -17,12 +18,15 @@ import pytest
 import uvicorn
 from websockets.sync.client import ClientConnection, connect
 
+from pipeline import maintenance
 from pipeline.config import CameraConfig, Config, SourceConfig
 from pipeline.detect import DetectorStatus
 from pipeline.frame import Detection, Image
+from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from pipeline.service import create_app
 from pipeline.source import open_source
 from serving.tls import certificates
+from tests.keeper import Keeper
 from tests.played import PlayedReader
 from tests.scripted_server import (
     DONE,
@@ -235,3 +239,26 @@ def events(text: str) -> list[tuple[str, str, Any]]:
         if "data" in fields:
             found.append((fields.get("event", ""), fields.get("id", ""), json.loads(fields["data"])))
     return found
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, model_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    """Stands where the supervisor keeps the model server; the service looks often and waits briefly."""
+    with Keeper(tmp_path / "run", model_server.endpoint) as found:
+        monkeypatch.setenv(STATUS_FILE_VARIABLE, str(found.status_path))
+        monkeypatch.setattr(maintenance, "_POLL_S", 0.02)
+        monkeypatch.setattr(maintenance, "RENEW_S", 0.05)
+        monkeypatch.setattr(maintenance, "_DRAIN_S", 5.0)
+        yield found
+
+
+@pytest.fixture
+def ours(make_config: Callable[..., Config], model_server: ScriptedServer, tmp_path: Path) -> Callable[..., Config]:
+    """A configuration in which the scripted server is ours: started by the keeper, not attached."""
+
+    def make(**sections: Any) -> Config:
+        server = {"port": urlsplit(model_server.endpoint).port, "model": "scripted"}
+        serving = {"server": server, **sections.pop("serving", {})}
+        return make_config(serving=serving, comparisons={"folder": str(tmp_path / "comparisons")}, **sections)
+
+    return make

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from pydantic import ValidationError
 from typer.main import get_command
 
-from pipeline import maintenance
 from pipeline.api_compare import StartComparison
 from pipeline.comparisons import Comparisons
 from pipeline.config import Config
 from pipeline.errors import ApiError
-from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from serving.compare.report import write_report
 from serving.compare.summary import summarise
 from serving.compare.tables import write_json
 from serving.scheduler.control import SchedulerControl, SchedulerState
 from tests.comparison_data import comparison
 from tests.keeper import Keeper
-from tests.scripted_server import ScriptedServer
 from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
 from ui.cli import app
 
@@ -62,26 +58,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(folder / "summary.json", summary)
     write_report(results, summary)
     return folder
-
-
-@pytest.fixture
-def keeper(tmp_path: Path, model_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    with Keeper(tmp_path / "run", model_server.endpoint) as found:
-        monkeypatch.setenv(STATUS_FILE_VARIABLE, str(found.status_path))
-        monkeypatch.setattr(maintenance, "_POLL_S", 0.02)
-        monkeypatch.setattr(maintenance, "RENEW_S", 0.05)
-        yield found
-
-
-@pytest.fixture
-def ours(make_config: MakeConfig, model_server: ScriptedServer, tmp_path: Path) -> MakeConfig:
-    def make(**sections: Any) -> Config:
-        server = {"port": urlsplit(model_server.endpoint).port, "model": "scripted"}
-        return make_config(
-            serving={"server": server}, comparisons={"folder": str(tmp_path / "comparisons")}, **sections
-        )
-
-    return make
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from pipeline import maintenance
 from pipeline.config import Config
-from pipeline.serverwatch import STATUS_FILE_VARIABLE
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl, SchedulerState
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
@@ -19,27 +17,6 @@ from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]
-
-
-@pytest.fixture
-def keeper(tmp_path: Path, model_server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
-    with Keeper(tmp_path / "run", model_server.endpoint) as found:
-        monkeypatch.setenv(STATUS_FILE_VARIABLE, str(found.status_path))
-        monkeypatch.setattr(maintenance, "_POLL_S", 0.02)
-        monkeypatch.setattr(maintenance, "_DRAIN_S", 5.0)
-        yield found
-
-
-@pytest.fixture
-def ours(make_config: MakeConfig, model_server: ScriptedServer) -> MakeConfig:
-    """A configuration in which the scripted server is ours: started by the keeper, not attached."""
-
-    def make(**sections: Any) -> Config:
-        port = urlsplit(model_server.endpoint).port
-        serving = {"server": {"port": port, "model": "scripted"}, **sections.pop("serving", {})}
-        return make_config(serving=serving, **sections)
-
-    return make
 
 
 def change(client: Running) -> dict[str, Any]:
