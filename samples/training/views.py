@@ -29,6 +29,17 @@ ACTIONS = ("standing", "walking left", "walking right", "walking towards the cam
 # Classes of a patch: background, skin, hair, shoes, then top, lower clothes, bag and hat in each colour.
 _COLOURED = (Part.TOP, Part.LOWER, Part.BAG, Part.HAT)
 CLASSES = 4 + len(_COLOURED) * len(COLOUR_NAMES)
+COUNTS = 5  # nobody, one, two, three, more
+SIDES = ("on the left", "in the middle", "on the right")
+# What is asked about the nearest person, and how many answers there are; instead of a colour there may be none.
+NEAREST = {
+    "place": len(SIDES),
+    "top": len(COLOUR_NAMES) + 1,
+    "lower": len(COLOUR_NAMES) + 1,
+    "action": len(ACTIONS),
+    "bag": len(COLOUR_NAMES) + 1,
+    "hat": len(COLOUR_NAMES) + 1,
+}
 _LEAST_COVER = 0.2  # of a patch, to be more than background
 _LEAST_VISIBLE, _LEAST_HEIGHT = 0.3, 0.1  # of a person, and of the view, to be counted
 

@@ -1,8 +1,9 @@
 """Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
 
     python -m samples.training.vlm words --steps 200    the codes that image tokens should have; no pictures
-    python -m samples.training.vlm see --steps 3000     the tower: what each patch shows, and the codes for it
-    python -m samples.training.vlm tell --steps 2000    tower and connector, through the language model: whole answers
+    python -m samples.training.vlm look --steps 4000    the tower: what each patch shows, and the nearest person
+    python -m samples.training.vlm see --steps 3000     tower and connector: the codes, too
+    python -m samples.training.vlm tell --steps 2000    both through the language model: whole answers
 
 Uses the model server's environment (transformers). Each stage goes on where it stopped and starts from what the one
 before has reached; --export writes the weights so far. The schedules count steps, so pauses do no harm.
@@ -14,8 +15,6 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import cv2
@@ -27,85 +26,32 @@ from samples import vlm
 from samples.training import facts
 from samples.training.codebook import Codebook, imagined
 from samples.training.language import Language, Layout, thinned
-from samples.training.pictures import camera_like, is_held_out, random_scene, read_photographs, without_people
-from samples.training.tower import COUNTS, Tower, make_tower
-from samples.training.views import (
-    CLASSES,
-    Person,
-    View,
-    crop_region,
-    label_tiles,
-    patch_labels,
-    tiles_of,
-    view_of,
+from samples.training.pictures import is_held_out, read_photographs, without_people
+from samples.training.pool import (
+    UNKNOWN,
+    WHOLE,
+    Pool,
+    Tiles,
+    drawn,
+    joined,
+    labelled_tiles,
+    random_views,
+    rows_of,
+    told_people,
 )
+from samples.training.tower import Tower, make_tower
+from samples.training.views import CLASSES
 
 SAVE_EVERY = 10
-TILES_A_STEP = 16
-_PART_SHARE = 0.3  # of the views of which a part is shown beside the whole
+TILES_A_STEP = {"look": 32, "see": 16}
+PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
-STAGES = ("words", "see", "tell")
-_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "code": 1.0, "distance": 0.5}
+STAGES = ("words", "look", "see", "tell")
+_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 1.0, "code": 1.0, "distance": 0.5}
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
 _PLAIN_WEIGHT = 0.1  # of codes that no picture changes
 _SHARPNESS = 8.0  # of the choice between codes
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tiles (N, 256, 256, 3) with their patch labels (N, 256); `counts` (N) of people, -100 on parts of pictures.
-
-    `people` are those that a tile should tell of: of a part of a picture none if it shows nobody, else None.
-    """
-
-    images: Tensor
-    kinds: Tensor
-    actions: Tensor
-    counts: Tensor
-    people: tuple[Sequence[Person] | None, ...]
-
-
-def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
-    """Crops of the people of one generated scene, or the scene as a whole frame."""
-    width = int(rng.integers(480, 961))
-    scene = random_scene(rng, width, int(width * 0.5625), backgrounds, largest=0.75)
-    image = camera_like(rng, scene.image)
-    height = scene.image.shape[0]
-    if frames:
-        yield view_of(scene, (0, 0, width, height), image, upright=False)
-        return
-    if not scene.seen or rng.random() < 0.05:  # a false alarm of the detector
-        high = height * rng.uniform(0.3, 0.9)
-        x, y = rng.uniform(0, width - high / 2), rng.uniform(0, height - high)
-        yield view_of(scene, (int(x), int(y), int(x + high / 2), int(y + high)), image, upright=True)
-    shown = [seen for seen in scene.seen if seen.visible > 0.4 and seen.box_px[3] - seen.box_px[1] > 36]
-    for seen in shown[:2]:
-        yield view_of(scene, crop_region(rng, scene, seen.box_px, 0.05), image, upright=True)
-
-
-def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
-    """The tiles `chosen` (8: the whole picture) of a view."""
-    kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.scene)
-    count = min(len(view.people), COUNTS - 1)
-    return Tiles(
-        torch.from_numpy(tiles_of(view.picture)[chosen]),
-        torch.from_numpy(kinds),
-        torch.from_numpy(actions),
-        torch.tensor([count if tile == 8 else -100 for tile in chosen]),
-        tuple(view.people if tile == 8 else None if kinds[place].any() else () for place, tile in enumerate(chosen)),
-    )
-
-
-def joined(parts: list[Tiles]) -> Tiles:
-    """All tiles of all parts."""
-    return Tiles(
-        torch.cat([part.images for part in parts]),
-        torch.cat([part.kinds for part in parts]),
-        torch.cat([part.actions for part in parts]),
-        torch.cat([part.counts for part in parts]),
-        tuple(people for part in parts for people in part.people),
-    )
 
 
 class Teacher:
@@ -140,7 +86,7 @@ class Teacher:
         """(name of the loss, layout, tiles it needs): one tile, some tokens of some tiles, or all of them."""
         kind = rng.random()
         if kind < 0.3:
-            return "answer_one", self.language.layout(0, 0), [8]
+            return "answer_one", self.language.layout(0, 0), [WHOLE]
         whole = self.language.layout(*((2, 4) if frames else (4, 2)))
         if kind > 0.85:
             return "answer_all", whole, list(range(9))
@@ -155,48 +101,68 @@ class Teacher:
         first = {tile: place * 64 for place, tile in enumerate([0] if len(tiles_used) == 1 else tiles_used)}
         return [first[cell // 64] + cell % 64 for cell in layout.cells]
 
-    def seeing(self, tower: Tower, tiles: Tiles, features: Tensor, outputs: Tensor) -> dict[str, Tensor]:
-        """Patch, action and count losses of the tower, and the codes' of the connector."""
-        kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), tiles.kinds.flatten(), self.weights)
-        losses = {"patch": kinds}
-        if bool((tiles.actions >= 0).any()):
-            actions = tower.actions(features).flatten(0, 1)
-            losses["action"] = nn.functional.cross_entropy(actions, tiles.actions.flatten(), ignore_index=-100)
+    def looking(self, tower: Tower, tiles: Tiles, features: Tensor, kept: Tensor | None = None) -> dict[str, Tensor]:
+        """The tower's losses from features (N, P, width) of its patches `kept` (N, P), default all.
+
+        What each patch shows, what its person does, how many people there are, and what the nearest one is like.
+        """
+        kinds = tiles.kinds if kept is None else tiles.kinds.gather(1, kept)
+        actions = tiles.actions if kept is None else tiles.actions.gather(1, kept)
+        of_kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), kinds.flatten(), self.weights)
+        losses = {"patch": of_kinds}
+        if bool((actions >= 0).any()):
+            said = tower.actions(features).flatten(0, 1)
+            losses["action"] = nn.functional.cross_entropy(said, actions.flatten(), ignore_index=UNKNOWN)
         if bool((tiles.counts >= 0).any()):
-            counts = tower.counts(features.mean(1))
-            losses["count"] = nn.functional.cross_entropy(counts, tiles.counts, ignore_index=-100)
-        rows = torch.stack(
-            [self.codebook.part if people is None else self.codebook.sentence(people) for people in tiles.people]
-        )
+            losses["count"] = nn.functional.cross_entropy(tower.count(features), tiles.counts, ignore_index=UNKNOWN)
+        if bool((tiles.nearest >= 0).any()):
+            asked = zip(tower.nearest(features), tiles.nearest.unbind(1), strict=True)
+            each = [
+                nn.functional.cross_entropy(said, true, ignore_index=UNKNOWN)
+                for said, true in asked
+                if bool((true >= 0).any())
+            ]
+            losses["nearest"] = torch.stack(each).mean()
+        return losses
+
+    def coding(self, rows: Tensor, outputs: Tensor) -> dict[str, Tensor]:
+        """The connector's losses: outputs (N, 64, width) should be the codes `rows` (N, 64), and near them."""
         distances = self.codebook.distances(outputs)
         weight = torch.where(self.codebook.is_told(rows), 1.0, _PLAIN_WEIGHT).flatten()
         wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
         far = distances.gather(-1, rows[..., None]).flatten()
-        losses["code"] = (wrong * weight).sum() / weight.sum()
-        losses["distance"] = (far * weight).sum() / weight.sum()
-        return losses
+        return {"code": (wrong * weight).sum() / weight.sum(), "distance": (far * weight).sum() / weight.sum()}
 
-    def telling(
-        self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]
-    ) -> tuple[dict[str, Tensor], Tiles, Tensor, Tensor]:
-        """The loss of whole answers on a batch that shares prompt and layout, and what `seeing` needs of it."""
+    def telling(self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]) -> dict[str, Tensor]:
+        """The loss of whole answers on a batch that shares prompt and layout, and those of looking and coding."""
         frames = bool(rng.random() < 0.2)
         name, layout, tiles_used = self._layout(rng, frames=frames)
         size = max(1, BATCH // 2) if name == "answer_all" else BATCH
         prompt = facts.random_prompt(rng)
-        views: list[View] = []
+        parts: list[Tiles] = []
+        rows: list[Tensor] = []
         replies: list[str] = []
-        while len(views) < size:
+        while len(parts) < size:
             for view in random_views(rng, backgrounds, frames=frames):
                 reply = facts.answers(view.people).get(prompt)
-                if reply is not None and len(views) < size:
-                    views.append(view)
+                if reply is not None and len(parts) < size:
+                    parts.append(labelled_tiles(view, tiles_used))
+                    rows += [rows_of(self.codebook, told) for told in told_people(view, parts[-1], tiles_used)]
                     replies.append(reply)
-        tiles = joined([labelled_tiles(view, tiles_used) for view in views])
+        tiles = joined(parts)
         features = tower.features(tiles.images)
         outputs = tower.connector(features)
         images = outputs.reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
-        return {name: self.language.loss(images, layout, prompt, replies)}, tiles, features, outputs
+        aiding = self.looking(tower, tiles, features) | self.coding(torch.stack(rows), outputs)
+        return {name: self.language.loss(images, layout, prompt, replies)} | {
+            name: _AIDING_SHARE * loss for name, loss in aiding.items()
+        }
+
+
+def looked_at(kinds: Tensor, count: int) -> Tensor:
+    """Which `count` patches (N, count) of each tile to look at: those of people first, then any; in order."""
+    chosen = ((kinds > 0).float() + torch.rand(kinds.shape)).topk(count, dim=1).indices
+    return chosen.sort(1).values
 
 
 class Trainer:
@@ -205,6 +171,7 @@ class Trainer:
     def __init__(self, options: argparse.Namespace) -> None:
         checkpoint = options.checkpoint or vlm.ensure_checkpoint(python=Path(sys.executable))
         self.options, self.step = options, 0
+        self.pool: Pool | None = None
         self.teacher = Teacher(checkpoint)
         self.tower = make_tower(checkpoint)
         self.tower.load(options.start)
@@ -221,7 +188,7 @@ class Trainer:
         for path in [*before, self.state]:
             if path.exists():
                 saved = torch.load(path, map_location="cpu", weights_only=True)
-                self.tower.load_state_dict(saved["tower"])
+                self.tower.load_state_dict(saved["tower"], strict=False)  # heads that came later start anew
                 self.teacher.codebook.load_state_dict(saved["codebook"])
         if self.state.exists():
             self.optimiser.load_state_dict(saved["optimiser"])
@@ -236,23 +203,8 @@ class Trainer:
         factor = min(1.0, (self.step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * factor
-        losses: dict[str, Tensor]
-        if options.stage == "words":
-            losses = self.teacher.wording(rng)
-            total = torch.stack(list(losses.values())).sum()
-        else:
-            if options.stage == "see":
-                losses, tiles = {}, self._tiles(rng, backgrounds)
-                features = self.tower.features(tiles.images)
-                outputs = self.tower.connector(features)
-            else:
-                losses, tiles, features, outputs = self.teacher.telling(rng, self.tower, backgrounds)
-            seen = self.teacher.seeing(self.tower, tiles, features, outputs)
-            share = 1.0 if options.stage == "see" else _AIDING_SHARE
-            total = torch.stack(
-                [*losses.values(), *(share * _SHARES[name] * loss for name, loss in seen.items())]
-            ).sum()
-            losses |= seen
+        losses = self._losses(rng, backgrounds)
+        total = torch.stack([_SHARES.get(name, 1.0) * loss for name, loss in losses.items()]).sum()
         self.optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(total)
         nn.utils.clip_grad_norm_([p for group in self.optimiser.param_groups for p in group["params"]], 1.0)
@@ -260,17 +212,25 @@ class Trainer:
         self.step += 1
         return {name: float(value.detach()) for name, value in losses.items()}
 
-    @staticmethod
-    def _tiles(rng: np.random.Generator, backgrounds: list[Path]) -> Tiles:
-        parts, count = [], 0
-        while count < TILES_A_STEP:
-            for view in random_views(rng, backgrounds, frames=bool(rng.random() < 0.2)):
-                peopled = [tile for tile, owners in enumerate(label_tiles(view.owners)[:8]) if owners.any()]
-                rng.shuffle(peopled)
-                part = labelled_tiles(view, [*peopled[: int(rng.random() < _PART_SHARE)], 8])
-                parts.append(part)
-                count += len(part.counts)
-        return joined(parts)
+    def _losses(self, rng: np.random.Generator, backgrounds: list[Path]) -> dict[str, Tensor]:
+        stage = self.options.stage
+        if stage == "words":
+            return self.teacher.wording(rng)
+        if stage == "tell":
+            return self.teacher.telling(rng, self.tower, backgrounds)
+        if self.pool is None:
+            codebook = self.teacher.codebook
+            folder, options = self.options.work / "pool", self.options
+            self.pool = Pool(
+                drawn(folder, options.pool, options.seed, backgrounds, codebook, processes=options.threads)
+            )
+        tiles, rows = self.pool.batch(rng, TILES_A_STEP[stage])
+        if stage == "look":
+            kept = looked_at(tiles.kinds, PATCHES_LOOKED_AT)
+            return self.teacher.looking(self.tower, tiles, self.tower.features(tiles.images, kept), kept)
+        features = self.tower.features(tiles.images)
+        losses = self.teacher.looking(self.tower, tiles, features)
+        return losses | self.teacher.coding(rows, self.tower.connector(features))
 
     def save(self) -> None:
         """Write the state; a kill in between leaves the one before."""
@@ -295,6 +255,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--pool", type=int, default=16384, help="tiles drawn once for `look` and `see`; 200 kB each")
     parser.add_argument(
         "--data", type=Path, help="photographs (images/, labels/) whose empty ones serve as backgrounds"
     )

@@ -127,6 +127,7 @@ def done(service: Running) -> list[dict[str, Any]]:
 def test_stopping_an_answer_frees_its_request(endpoint: str, tmp_path: Path) -> None:
     more = ("cameras=[]", LONG_ANSWERS)
     with run_service(deployment(endpoint, tmp_path, *more)) as service:
+        wait_for(lambda: service.get("/status").json()["engine"]["running"] == 0, 60)  # what another test left
         session = service.post("/chat/sessions").json()["session_id"]
         question = {"session_id": session, "text": "Count from one to one thousand in words."}
         heard = ""

@@ -19,15 +19,16 @@ from serving.scheduler.control import BudgetRefusedError, SchedulerControl
 from serving.scheduler.steps import StepReader
 from serving.workload import PlannedRequest
 from tests.integration.served import SAMPLE_CONFIG, ServedModel
-from tests.integration.test_chunking import chat, computed, description
+from tests.integration.test_chunking import chat, computed, description, until_idle
 from tests.unit.pipeline.conftest import run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def steps(model_server: ServedModel) -> StepReader:
-    """Steps from now on."""
+async def steps(model_server: ServedModel) -> StepReader:
+    """Steps from now on, after the last of what another test asked for."""
+    await until_idle(model_server.endpoint)
     return StepReader(model_server.log_path.parent, from_now=True)
 
 

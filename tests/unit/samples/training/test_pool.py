@@ -1,0 +1,109 @@
+"""Drawn tiles: what they say of their people, also in a mirror, and a pool that goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from samples.training import pool
+from samples.training.facts import description
+from samples.training.views import ACTIONS, NEAREST, SIDES, Person, View
+
+
+class SpeltOut:
+    """A codebook whose codes are the letters of the description."""
+
+    part = torch.full((64,), 7)
+
+    def sentence(self, people: Sequence[Person]) -> Tensor:
+        return torch.tensor(list(description(people).encode().ljust(64))[:64])
+
+
+@pytest.fixture(scope="module")
+def view() -> View:
+    """One crop with somebody whose lower clothes are seen."""
+    rng = np.random.default_rng(4)
+    while True:
+        for found in pool.random_views(rng, [], frames=False):
+            if found.people and found.people[0].shows_lower and found.people[0].seen.action == "walking left":
+                return found
+
+
+def test_the_nearest_person_is_told_in_numbers(view: View) -> None:
+    (person, *_others) = view.people
+    told = dict(zip(NEAREST, pool.nearest_answers(view.people), strict=True))
+    assert ACTIONS[told["action"]] == "walking left"
+    assert SIDES[told["place"]] in SIDES
+    assert (told["bag"] < NEAREST["bag"] - 1) == (person.seen.look.bag is not None and person.shows_bag)
+    assert all(0 <= told[name] < count for name, count in NEAREST.items())
+    assert pool.nearest_answers(()) == [pool.UNKNOWN] * len(NEAREST)
+
+
+def test_in_a_mirror_left_is_right(view: View) -> None:
+    (person, *_others) = view.people
+    mirrored = pool.mirrored_person(person)
+    assert mirrored.seen.action == "walking right"
+    assert mirrored.place == pytest.approx(1 - person.place)
+    assert pool.mirrored_person(mirrored).seen == person.seen
+    assert [pool.mirrored_person(_doing(person, action)).seen.action for action in ACTIONS] == [
+        "standing",
+        "walking right",
+        "walking left",
+        "walking towards the camera",
+        "walking away",
+    ]
+
+
+def _doing(person: Person, action: str) -> Person:
+    return replace(person, seen=replace(person.seen, action=action))
+
+
+def test_a_pool_is_drawn_once_and_gives_tiles_either_way_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", _Here)
+    monkeypatch.setattr(pool, "PART_TILES", 6)
+    codebook: Any = SpeltOut()
+    parts = pool.drawn(tmp_path, 12, 3, [], codebook, processes=1)
+    assert [part.name for part in parts] == ["3-0000.npz", "3-0001.npz"]
+    written = parts[0].stat().st_mtime_ns
+    parts[1].unlink()
+    assert pool.drawn(tmp_path, 12, 3, [], codebook, processes=1) == parts
+    assert parts[0].stat().st_mtime_ns == written
+    tiles = pool.Pool(parts)
+    assert len(tiles) >= 12
+    rng = np.random.default_rng(0)
+    seen = set()
+    for _ in range(40):
+        (batch, rows) = tiles.batch(rng, 1)
+        image, kinds = batch.images[0].numpy(), batch.kinds[0].reshape(16, 16).numpy()
+        (at,) = [
+            number
+            for number in range(len(tiles))
+            if np.array_equal(image, tiles.images[number]) or np.array_equal(image[:, ::-1], tiles.images[number])
+        ]
+        mirrored = not np.array_equal(image, tiles.images[at])
+        stored = tiles.kinds[at].reshape(16, 16)
+        assert np.array_equal(kinds, stored[:, ::-1] if mirrored else stored)
+        assert np.array_equal(rows[0].numpy(), tiles.rows[at, int(mirrored)])
+        seen.add(mirrored)
+    assert seen == {True, False}
+
+
+class _Here:
+    """An executor that works in this process."""
+
+    def __init__(self, *_settings: object, **_named: object) -> None: ...
+
+    def __enter__(self) -> _Here:
+        return self
+
+    def __exit__(self, *_error: object) -> None: ...
+
+    def map(self, work: Any, items: Sequence[Any]) -> Any:
+        return map(work, items)
