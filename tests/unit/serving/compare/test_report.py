@@ -110,7 +110,7 @@ def test_a_capacity_search_is_shown(results: Results, summary: Summary, tmp_path
     tried = [
         Probe(rate_per_s=0.2, holds=True, itl_p99_ms=Figure(value=210.0, low=190.0, high=260.0), requests=30),
         Probe(rate_per_s=0.4, holds=False, why=HOSTILE, itl_p99_ms=Figure(value=900.0), requests=30, invalid="late"),
-        Probe(rate_per_s=0.3, holds=False, why="3 requests were not answered in time", itl_p99_ms=Figure()),
+        Probe(rate_per_s=0.3, holds=False, why="3 requests were not answered in time", itl_p99_ms=Figure(value=None)),
     ]
     found = Capacity(
         name="toy",
