@@ -128,9 +128,9 @@ def _so_far(results: Results, summary: Summary) -> str:
 def _capacity(page: _Page, found: Capacity) -> None:
     page.add(f"<h2>How many {text(found.raised)} requests a budget carries</h2>")
     page.add(
-        f"<p>The highest rate at which {text(found.watched)}'s ITL p99 stays within {duration(found.objective_ms)} and every "
-        f"request is answered, found by halving until two rates are within a factor of {found.precision:g}; each rate was "
-        "tried with one block of the same seed.</p>"
+        f"<p>The highest rate at which {text(found.watched)}'s ITL p99 stays within {duration(found.objective_ms)} and "
+        f"every request is answered, found by halving until two rates are within a factor of {found.precision:g}; each "
+        "rate was tried with one block of the same seed.</p>"
     )
     page.add(capacity_table(found))
     figure = capacity_figure(found)
