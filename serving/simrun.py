@@ -166,7 +166,8 @@ def _scattered(spread: Floats, duration: float, step: int) -> float:
     band = 0
     while band + 1 < len(spread) and spread[band + 1, 0] <= duration:
         band += 1
-    return duration * spread[band, 1 + step % (spread.shape[1] - 1)]
+    ratio: float = spread[band, 1 + step % (spread.shape[1] - 1)]
+    return duration * ratio
 
 
 @inner

@@ -155,7 +155,7 @@ def _bands(fitted: Floats, measured: Floats) -> tuple[Band, ...]:
     for edge in np.flatnonzero(np.diff(octave)) + 1:
         if edge - edges[-1] >= _BAND_STEPS and len(order) - edge >= _BAND_STEPS:
             edges.append(int(edge))
-    bands = []
+    bands: list[Band] = []
     for first, last in pairwise([*edges, len(order)]):
         mine = order[first:last]
         ratios = np.quantile(measured[mine] / fitted[mine], np.linspace(0, 1, _QUANTILES))
