@@ -66,6 +66,7 @@ class Job:
     cancelled: str | None = None
     expires_s: float = 0.0
     again: bool = False  # taken back from a server that is about to stop
+    held: bool = False  # waited while the server was held: its person may have left by our fault
 
     @property
     def request_id(self) -> str:
@@ -148,7 +149,7 @@ class Describer:
         """Go on. Time that was spent waiting while held does not count."""
         self._held = ""
         for job in self._waiting.values():
-            job.expires_s = now_s() + self._patience_s
+            job.expires_s, job.held = now_s() + self._patience_s, True
         self._pump()
 
     @property
@@ -225,7 +226,7 @@ class Describer:
     async def _run(self, job: Job) -> None:
         record = await self._ask(job)
         if job.again and record.outcome is not Outcome.DONE and job.cancelled is None and not self._closing:
-            job.again = False
+            job.again, job.held = False, True
             job.text.clear()
             self._back(job, self._held, text="", first_token_s=None, ttft_ms=None, sent_s=None, waiting_ms=None)
             job.expires_s = now_s() + self._patience_s
@@ -293,7 +294,7 @@ class Describer:
     def _cancel(self, camera_id: str, person_id: str | None, reason: str) -> None:
         for job in [*self._waiting.values(), *self._running.values()]:
             if job.view.camera_id == camera_id and person_id in (None, job.view.person_id):
-                if self._held and person_id is not None:
+                if (self._held or job.held) and person_id is not None:
                     continue  # the person left while we, not the server, kept the request waiting
                 self._cancel_job(job, reason)
 

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import maintenance
 from pipeline.config import Config
+from pipeline.describer import Describer
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl, SchedulerState
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
@@ -42,8 +43,20 @@ def refusal(client: Running) -> str:
 
 
 def test_descriptions_wait_through_a_restart_and_none_is_lost(
-    ours: MakeConfig, serve: Serve, keeper: Keeper, street_video: Path, script: ModelScript
+    ours: MakeConfig,
+    serve: Serve,
+    keeper: Keeper,
+    street_video: Path,
+    script: ModelScript,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    describers: list[Describer] = []
+
+    def make(*parts: Any, **settings: Any) -> Describer:
+        describers.append(Describer(*parts, **settings))
+        return describers[-1]
+
+    monkeypatch.setattr("pipeline.runtime.Describer", make)
     script.gap_s = 0.3
     config = ours(
         cameras=[{"name": "one", "source": str(street_video)}],
@@ -69,6 +82,9 @@ def test_descriptions_wait_through_a_restart_and_none_is_lost(
         began_s = client.get("/status").json()["now_s"]
         wait_for(lambda: client.get("/status").json()["now_s"] > began_s + 2.5)
         keeper.hold.clear()
+        wait_for(lambda: any(view["state"] == "streaming" for view in descriptions(client)))
+        (last,) = (view for view in descriptions(client) if view["state"] == "waiting")
+        describers[0].cancel(last["camera_id"], last["person_id"], "left 20 s ago")  # while it had to wait
         assert settled(client) == {"state": "done", "detail": "the model server runs with a budget of 512 tokens, "
                                    "ready after 0 s", "at_s": change(client)["at_s"]}  # fmt: skip
         wait_for(lambda: [view["state"] for view in descriptions(client)] == ["done"] * 3)
