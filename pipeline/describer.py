@@ -146,10 +146,10 @@ class Describer:
                 job.active.cancel(self._held)
 
     def release(self) -> None:
-        """Go on. Time that was spent waiting while held does not count."""
+        """Go on. Time that was spent waiting while held does not count, nor does that for those held before it."""
         self._held = ""
-        for job in self._waiting.values():
-            job.expires_s, job.held = now_s() + self._patience_s, True
+        for place, job in enumerate(self._waiting.values(), 1):
+            job.expires_s, job.held = now_s() + place * self._patience_s, True
         self._pump()
 
     @property
@@ -194,8 +194,10 @@ class Describer:
         self._wait(job, self._held or ("" if self._ready else "waiting for the model server"))
         job.expires_s = now_s() + self._patience_s
         self._loop.call_later(self._patience_s, self._expire, job)
-        while len(self._waiting) > self._limits.max_waiting * (_HELD_ROOM if self._held else 1):
-            stalest = next(iter(self._waiting.values()))
+        # What waited while the server was held takes no room from what comes later, nor is it dropped for it.
+        most = self._limits.max_waiting * (_HELD_ROOM if self._held else 1)
+        counted = [item for item in self._waiting.values() if self._held or not item.held]
+        for stalest in counted[: max(0, len(counted) - most)]:
             self._never(stalest, Outcome.SKIPPED, "queue full" if self._ready else "queue full, model server not ready")
         self._pump()
 
