@@ -12,9 +12,9 @@ from pipeline import maintenance
 from pipeline.config import Config
 from pipeline.describer import Describer
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl, SchedulerState
+from tests.component.pipeline.conftest import ModelScript, Running, wait_for
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
-from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]
