@@ -171,6 +171,10 @@ def _total(losses: dict[str, Tensor]) -> Tensor:
     return torch.stack([_SHARES.get(name, 1.0) * loss for name, loss in losses.items()]).sum()
 
 
+def _values(losses: dict[str, Tensor]) -> dict[str, float]:
+    return {name: float(value.detach()) for name, value in losses.items()}
+
+
 class Trainer:
     """One stage: its weights, optimiser and place in the schedule."""
 
@@ -229,7 +233,7 @@ class Trainer:
         else:
             losses = self.teacher.telling(rng, self.tower, backgrounds)
         torch.autograd.backward(_total(losses))
-        return {name: float(value.detach()) for name, value in losses.items()}
+        return _values(losses)
 
     def _drawn(self, backgrounds: list[Path]) -> Pool:
         options, codebook = self.options, self.teacher.codebook
@@ -242,18 +246,20 @@ class Trainer:
         """As `_learnt`; each core takes a share of the tiles for itself, quicker than sharing every single product."""
         cores, stage, parameters = self.options.threads, self.options.stage, self._parameters()
 
-        def learnt(batch: tuple[Tiles, Tensor]) -> tuple[dict[str, float], tuple[Tensor | None, ...]]:
-            tiles, rows = batch
-            kept = looked_at(tiles.kinds, PATCHES_LOOKED_AT) if stage == "look" else None
+        def learnt(
+            tiles: Tiles, rows: Tensor, kept: Tensor | None
+        ) -> tuple[dict[str, float], tuple[Tensor | None, ...]]:
             features = self.tower.features(tiles.images, kept)
             losses = self.teacher.looking(self.tower, tiles, features, kept)
             if stage == "see":
                 losses |= self.teacher.coding(rows, self.tower.connector(features))
             gradients = torch.autograd.grad(_total(losses), parameters, allow_unused=True)
-            return {name: float(value.detach()) for name, value in losses.items()}, gradients
+            return _values(losses), gradients
 
         batches = [pool.batch(rng, TILES_A_STEP[stage] // cores) for _ in range(cores)]
-        shares = list(self.workers.map(learnt, batches))
+        # Drawn before the threads start, for between them the order would be chance.
+        kept = [looked_at(tiles.kinds, PATCHES_LOOKED_AT) if stage == "look" else None for tiles, _ in batches]
+        shares = list(self.workers.map(learnt, *zip(*batches, strict=True), kept))
         for parameter, *gradients in zip(parameters, *(gradients for _, gradients in shares), strict=True):
             known = [gradient for gradient in gradients if gradient is not None]
             parameter.grad = torch.stack(known).sum(0) / cores if known else None
