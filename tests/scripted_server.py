@@ -174,7 +174,8 @@ class ScriptedServer:
                 following = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
                 try:
                     await asyncio.wait((answer, following), return_when=asyncio.FIRST_COMPLETED)
-                    if not answer.done():
+                    # A client may also be gone before the answer's first bytes: then it is the writing that fails.
+                    if not answer.done() or isinstance(answer.exception(), ConnectionError):
                         request.gone.set()  # clients do not send the next request before the answer's end
                         break
                     if not answer.result():
