@@ -40,7 +40,6 @@ DEPLOYMENTS: dict[str, dict[str, str | None]] = {
         "--max-num-seqs": "16",
         "--max-num-batched-tokens": "96",
         "--long-prefill-token-threshold": "32",
-        "--trust-request-mm-kwargs": None,
     },
     "smolvlm-cpu": {
         **ON_CPU,
