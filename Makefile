@@ -1,5 +1,5 @@
 # make run     the whole product on 127.0.0.1:8501 (CONFIG=, SOURCE=, ARGS= for `framechat up`)
-# make test    unit, integration and browser tests (ARGS= for pytest; REPORT= a folder for JUnit files)
+# make test    unit, component, integration and browser tests (ARGS= for pytest; REPORT= a folder for JUnit files)
 # make check   lint, format, types
 # make setup   only the environments that CONFIG needs: .venv (app) and .venv-vllm (model server)
 # make lock    resolve requirements/*.lock anew; UPGRADE=1 takes the newest versions
@@ -37,6 +37,7 @@ run:
 test:
 	@$(SETUP) --config configs/sample.yaml --to-test
 	$(APP)/python -m pytest tests/unit -n auto $(if $(REPORT),--junitxml=$(REPORT)/unit.xml) $(ARGS)
+	$(APP)/python -m pytest tests/component -n 3 $(if $(REPORT),--junitxml=$(REPORT)/component.xml) $(ARGS)
 	$(APP)/python -m pytest tests/integration tests/browser $(if $(REPORT),--junitxml=$(REPORT)/real.xml) $(ARGS)
 
 check:

@@ -66,6 +66,7 @@ class Job:
     cancelled: str | None = None
     expires_s: float = 0.0
     again: bool = False  # taken back from a server that is about to stop
+    held: bool = False  # waited while the server was held: its person may have left by our fault
 
     @property
     def request_id(self) -> str:
@@ -145,10 +146,10 @@ class Describer:
                 job.active.cancel(self._held)
 
     def release(self) -> None:
-        """Go on. Time that was spent waiting while held does not count."""
+        """Go on. Time that was spent waiting while held does not count, nor does that for those held before it."""
         self._held = ""
-        for job in self._waiting.values():
-            job.expires_s = now_s() + self._patience_s
+        for place, job in enumerate(self._waiting.values(), 1):
+            job.expires_s, job.held = now_s() + place * self._patience_s, True
         self._pump()
 
     @property
@@ -193,8 +194,10 @@ class Describer:
         self._wait(job, self._held or ("" if self._ready else "waiting for the model server"))
         job.expires_s = now_s() + self._patience_s
         self._loop.call_later(self._patience_s, self._expire, job)
-        while len(self._waiting) > self._limits.max_waiting * (_HELD_ROOM if self._held else 1):
-            stalest = next(iter(self._waiting.values()))
+        # What waited while the server was held takes no room from what comes later, nor is it dropped for it.
+        most = self._limits.max_waiting * (_HELD_ROOM if self._held else 1)
+        counted = [item for item in self._waiting.values() if self._held or not item.held]
+        for stalest in counted[: max(0, len(counted) - most)]:
             self._never(stalest, Outcome.SKIPPED, "queue full" if self._ready else "queue full, model server not ready")
         self._pump()
 
@@ -225,7 +228,7 @@ class Describer:
     async def _run(self, job: Job) -> None:
         record = await self._ask(job)
         if job.again and record.outcome is not Outcome.DONE and job.cancelled is None and not self._closing:
-            job.again = False
+            job.again, job.held = False, True
             job.text.clear()
             self._back(job, self._held, text="", first_token_s=None, ttft_ms=None, sent_s=None, waiting_ms=None)
             job.expires_s = now_s() + self._patience_s
@@ -293,7 +296,7 @@ class Describer:
     def _cancel(self, camera_id: str, person_id: str | None, reason: str) -> None:
         for job in [*self._waiting.values(), *self._running.values()]:
             if job.view.camera_id == camera_id and person_id in (None, job.view.person_id):
-                if self._held and person_id is not None:
+                if (self._held or job.held) and person_id is not None:
                     continue  # the person left while we, not the server, kept the request waiting
                 self._cancel_job(job, reason)
 

@@ -117,7 +117,7 @@ class LiveSimulation:
         self._most_images = most_images
         self._sim = empty_sim(self.rule, slots=slots, most_images=most_images)
         self._req: Records = self._sim.req[:-2]
-        self._cost = step_time.coefficients()
+        self._cost, self._spread = step_time.coefficients(), step_time.spread()
         self._token_s = np.full(slots * self.rule.max_model_len, np.nan)
         self._rows = np.empty((_STEP_ROWS, STEP_COLUMNS))
         self._log = np.empty((0, 4), dtype=np.int64)
@@ -235,7 +235,7 @@ class LiveSimulation:
         """
         while True:
             self._sim.counts[NOTED] = 0
-            advance(self._sim, self._cost, until_s, self._rows, self._log, self._token_s)
+            advance(self._sim, self._cost, self._spread, until_s, self._rows, self._log, self._token_s)
             self._count(self._rows[: self._sim.counts[NOTED]])
             if self._sim.counts[STATE] != FULL:
                 break

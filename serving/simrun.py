@@ -60,6 +60,19 @@ def _launch(s: Sim, slot: int) -> int:
 
 
 @outer
+def _send_next(s: Sim, request: int, now: float) -> None:
+    """Let a request come that waited for an answer, which was written `now`."""
+    at = max(s.req[request].arrival_s, now + s.req[request].wait_s)
+    s.req[request].arrival_s = at
+    place = s.counts[DUE]
+    while place > s.counts[ARRIVED] and s.req[s.arrivals[place - 1]].arrival_s > at:
+        s.arrivals[place] = s.arrivals[place - 1]
+        place -= 1
+    s.arrivals[place] = request
+    s.counts[DUE] += 1
+
+
+@outer
 def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
     """End the step in `slot`: note its tokens at `now`, and let finished requests go."""
     finished = 0
@@ -90,6 +103,8 @@ def _settle(s: Sim, slot: int, count: int, now: float, token_s: Floats) -> None:
         free_blocks(s, request)
         release_items(s, request)
         s.req[request].known = -1
+        if s.req[request].next >= 0:
+            _send_next(s, s.req[request].next, now)
     if finished > 0:
         kept = 0
         for place in range(s.counts[RUNNING]):
@@ -146,6 +161,16 @@ def _seconds(cost: Floats, features: Floats) -> float:
 
 
 @inner
+def _scattered(spread: Floats, duration: float, step: int) -> float:
+    """The duration times a ratio of its band; rows of `spread` are (from which duration, ratios ...), ascending."""
+    band = 0
+    while band + 1 < len(spread) and spread[band + 1, 0] <= duration:
+        band += 1
+    ratio: float = spread[band, 1 + step % (spread.shape[1] - 1)]
+    return duration * ratio
+
+
+@inner
 def _note(s: Sim, features: Floats, start: float, duration: float, steps: Floats, log: Ints) -> None:
     """Add the step to the tables."""
     count = s.counts[NOTED]
@@ -166,12 +191,13 @@ def _note(s: Sim, features: Floats, start: float, duration: float, steps: Floats
 
 
 @entry
-def advance(s: Sim, cost: Floats, until_s: float, steps: Floats, log: Ints, token_s: Floats) -> None:
+def advance(s: Sim, cost: Floats, spread: Floats, until_s: float, steps: Floats, log: Ints, token_s: Floats) -> None:
     """Go on until nothing is left to do, until the next thing happens after `until_s`, or until `steps` is full.
 
     May be called again and again, with more requests in `s.arrivals` and a later `until_s`. `cost` are the coefficients
-    of a step's duration (3, `FEATURES`). Filled are `steps` (a row a step: `STEP_COLUMNS`; `s.counts[NOTED]` of them),
-    `log` (rows of step, request, tokens, images encoded) and `token_s`, the time of every token.
+    of a step's duration (3, `FEATURES`), and `spread` how it scatters (`StepTime.spread`). Filled are `steps` (a row a
+    step: `STEP_COLUMNS`; `s.counts[NOTED]` of them), `log` (rows of step, request, tokens, images encoded) and
+    `token_s`, the time of every token.
 
     `s.counts[STATE]` says why it stopped: `IDLE`, `LATER`, `FULL`, or `STUCK` with requests that it can never run.
     """
@@ -189,7 +215,7 @@ def advance(s: Sim, cost: Floats, until_s: float, steps: Floats, log: Ints, toke
             schedule(s, features)
             slot = s.counts[SLOT]
             if features[1] + features[2] > 0.0:
-                duration = _seconds(cost, features)
+                duration = _scattered(spread, _seconds(cost, features), s.counts[STEPS])
                 start = max(s.clock[NOW], s.clock[BUSY_UNTIL])
                 s.clock[BUSY_UNTIL] = start + duration
                 _note(s, features, start, duration, steps, log)

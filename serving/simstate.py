@@ -52,6 +52,8 @@ _REQUEST = np.dtype(
         ("preemptions", "i8"),
         ("after", "i8"),  # the queue of waiting requests
         ("before", "i8"),
+        ("next", "i8"),  # the request that is sent once this one is answered, or -1
+        ("wait_s", "f8"),  # from the answer before until the engine gets it
     ]
 )
 _BLOCK = np.dtype([(n, "i8") for n in ("after", "before", "refs", "key", "same_after", "same_before")])
@@ -119,7 +121,8 @@ class SimRequest:
 
     `arrival_s` is when the engine gets it. The first `prefix_tokens` are the same for all requests of one `prefix`; the
     rest is the same only within one `stream` (one request, or the turns of one conversation). Lengths in tokens, images
-    inside the prompt.
+    inside the prompt. One that `follows` another (its place among the requests) comes `wait_s` after that one's answer,
+    or at `arrival_s` if that is later.
     """
 
     arrival_s: float
@@ -130,6 +133,8 @@ class SimRequest:
     prefix_tokens: int = 0
     stream: Hashable = None
     images: tuple[SimImage, ...] = ()
+    follows: int | None = None
+    wait_s: float = 0.0
 
 
 def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
@@ -149,6 +154,13 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
     req["priority"] = [request.priority for request in requests]
     req["table_first"] = np.cumsum(blocks) - blocks
     req["token_first"] = np.cumsum(req["output"]) - req["output"]
+    req["next"] = -1
+    for number, request in enumerate(requests):
+        if request.follows is not None:
+            req["next"][request.follows], req["wait_s"][number] = number, request.wait_s
+    first = [number for number, request in enumerate(requests) if request.follows is None]
+    arrivals = np.zeros(len(requests), dtype=np.int64)
+    arrivals[: len(first)] = first
     content, keys = _content_keys(rule, requests, blocks)
     item, sizes = _items(req, requests)
     images = _linked(len(sizes), _IMAGE)
@@ -166,9 +178,9 @@ def new_sim(rule: Rules, requests: Sequence[SimRequest]) -> Sim:
         order=np.zeros(2 * rule.max_num_seqs + 1, dtype=np.int64),
         flight=np.zeros((2, 2 * rule.max_num_seqs + 1, 2), dtype=np.int64),
         picked=np.zeros(max([1, *(len(request.images) for request in requests)]), dtype=np.int64),
-        arrivals=np.arange(len(requests), dtype=np.int64),
+        arrivals=arrivals,
         cancelled=np.zeros(1, dtype=np.int64),
-        counts=_start_counts(rule, due=len(requests)),
+        counts=_start_counts(rule, due=len(first)),
         clock=np.zeros(4),
     )
 
@@ -182,7 +194,7 @@ def empty_sim(rule: Rules, *, slots: int, most_images: int) -> Sim:
     req["table_first"] = number * blocks
     req["token_first"] = number * rule.max_model_len
     req["item_first"] = req["item_end"] = number * most_images
-    req["known"] = -1
+    req["known"] = req["next"] = -1
     # Every cached block and every block of a request may hold something else, and so may every image.
     contents = rule.blocks + slots * blocks
     return Sim(
@@ -220,6 +232,8 @@ def check_requests(rule: Rules, requests: Sequence[SimRequest]) -> None:
         if request.arrival_s < last:
             raise ValueError(f"request {number} arrives before the one ahead of it")
         last = request.arrival_s
+        if request.follows is not None and not 0 <= request.follows < len(requests):
+            raise ValueError(f"request {number} follows {request.follows}, which is not among the {len(requests)}")
         if request.prompt_tokens < 1 or request.output_tokens < 1:
             raise ValueError(f"request {number} has a prompt or an output below one token")
         if total > rule.max_model_len:

@@ -8,7 +8,7 @@ its tokens reach the client after the front end has written them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -245,12 +245,15 @@ def simulate(
     front_end: FrontEnd | None = None,
     until_s: float | None = None,
     log_limit: int = 0,
+    seed: int = 0,
 ) -> Simulation:
     """Run a drawn load through the engine.
 
+    A turn of a conversation is sent once the answer before it is there; its TTFT counts from when it was due.
+
     `image_tokens` is the model's rule for pictures. `until_s` cuts the simulation off; by default at four times the
     load's last arrival and no less than ten minutes, so that an overload ends. `log_limit` keeps that many lines of
-    (step, request, tokens, images).
+    (step, request, tokens, images). `seed` draws how step times scatter, where that is known.
 
     Raises:
         SimulationError: A request can never run with these settings, or the settings contradict one another.
@@ -259,34 +262,54 @@ def simulate(
         raise SimulationError("the load has no requests")
     front_end = front_end or FrontEnd()
     rule = image_tokens or ImageTokens()
+    horizon = until_s if until_s is not None else max(LEAST_HORIZON_S, DEFAULT_HORIZON * planned[-1].due_s)
     requests = [as_engine_sees(request, rule, front_end) for request in planned]
     order = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
+    place = {index: number for number, index in enumerate(order)}
+    for index, earlier in _turns_before(planned).items():
+        wait_s = front_end.reply_s + requests[index].arrival_s - planned[index].due_s
+        requests[index] = replace(requests[index], follows=place[earlier], wait_s=wait_s)
     largest = max((image.tokens for request in requests for image in request.images), default=0)
-    horizon = until_s if until_s is not None else max(LEAST_HORIZON_S, DEFAULT_HORIZON * planned[-1].due_s)
     try:
         sim = new_sim(settings.rules(largest), [requests[index] for index in order])
     except ValueError as error:
         raise SimulationError(str(error)) from None
-    token_s, steps, schedule = run_to_end(sim, step_time.coefficients(), float(horizon), log_limit)
+    token_s, steps, schedule = run_to_end(sim, step_time, float(horizon), log_limit, seed)
     if sim.counts[STATE] == STUCK:
         raise SimulationError("the engine would hang: a request needs more than budget, encoder or cache can give it")
     return _result(planned, order, sim, token_s + front_end.reply_s, steps, schedule)
 
 
-def run_to_end(sim: Sim, cost: Floats, until_s: float, log_limit: int) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
+def _turns_before(planned: Sequence[PlannedRequest]) -> dict[int, int]:
+    """For each request that continues a conversation the place of the one whose answer it needs."""
+    latest: dict[str, int] = {}
+    before: dict[int, int] = {}
+    for index in sorted(range(len(planned)), key=lambda index: planned[index].due_s):
+        conversation = planned[index].conversation
+        if conversation is not None:
+            if conversation in latest and planned[index].history_tokens:
+                before[index] = latest[conversation]
+            latest[conversation] = index
+    return before
+
+
+def run_to_end(
+    sim: Sim, step_time: StepTime, until_s: float, log_limit: int, seed: int = 0
+) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
     """Run a simulation until nothing is left to do, or nothing more happens before `until_s`.
 
     Returns the time of every token (NaN where there was none), the steps (rows of `STEP_NAMES`), and the first
     `log_limit` entries of (step, request, tokens, images encoded).
     """
     last = sim.req[-3]
+    cost, spread = step_time.coefficients(), step_time.spread(seed)
     token_s = np.full(int(last["token_first"] + last["output"]), np.nan)
     log = np.empty((log_limit, 4), dtype=np.int64)
     rows = np.empty((_STEP_ROWS, STEP_COLUMNS))
     steps: list[Floats] = []
     while True:
         sim.counts[NOTED] = 0
-        advance(sim, cost, until_s, rows, log, token_s)
+        advance(sim, cost, spread, until_s, rows, log, token_s)
         steps.append(rows[: sim.counts[NOTED]].copy())
         if sim.counts[STATE] != FULL:
             return token_s, np.concatenate(steps), log[: sim.counts[LOGGED]]

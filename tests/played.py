@@ -1,6 +1,6 @@
 """A camera reader that plays a video in this process, where a test is about what is done with the frames.
 
-The product's reader is a process of its own; tests/unit/pipeline/test_source.py and others are about that one.
+The product's reader is a process of its own; tests/component/pipeline/test_source.py and others are about that one.
 """
 
 from __future__ import annotations

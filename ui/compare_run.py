@@ -245,6 +245,8 @@ def _find_capacity(experiment: Experiment, folder: Path, means: Means, console: 
     found = asyncio.run(_until_stopped(search.run()))
     for line in capacity_lines(search.found):
         console.print(line, soft_wrap=True)
+    results = read_results(folder)
+    write_report(results, summarise(results))
     if found is None:
         console.print(f"Interrupted; go on with: framechat compare --find-capacity --resume {folder.name}")
         return EXIT_INTERRUPTED

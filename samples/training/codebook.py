@@ -19,7 +19,7 @@ from samples.figures import COLOUR_NAMES, random_appearance
 from samples.scenes import Seen
 from samples.training import facts
 from samples.training.language import TOKENS_PER_TILE, Language
-from samples.training.views import ACTIONS, Person
+from samples.training.views import ACTIONS, SIDES, Person
 
 WIDTHS = (2, 8, 5, 4, 5, 5, 5, 1)  # of the phrases, in tokens
 _CLOSING = " So, word for word, the answer is what was just said about the people."
@@ -107,7 +107,6 @@ def _all_phrases() -> list[str]:
         )
     ]
     numbers = ("One person", "Two people", "Three people", "Four people", "Five people", "Six people", "Many people")
-    sides = ("on the left", "in the middle", "on the right")
     return [
         " Nobody is",
         " there",
@@ -116,7 +115,7 @@ def _all_phrases() -> list[str]:
         " and a",
         " an",
         *(f" {number}" for number in numbers),
-        *(f". The nearest, {side}," for side in sides),
+        *(f". The nearest, {side}," for side in SIDES),
         *(f" in {noun}" for noun in nouns),
         *lower,
         *(f", {action}" for action in ACTIONS),

@@ -18,8 +18,8 @@ from samples import vlm
 from samples.backdrops import Image
 from samples.training.describing import Reference
 from samples.training.facts import Facts, description, read_facts
-from samples.training.views import tight_crop
 from samples.training.pool import random_views
+from samples.training.views import tight_crop
 
 LABELS = Path(__file__).parent / "photographs.csv"
 _SCENE_SEED = 1_000_003  # far from the seeds of training, which have three parts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samples.training.views import ACTIONS, Person
+from samples.training.views import ACTIONS, SIDES, Person
 
 DEFAULT_PROMPT = "Describe the people in this camera frame."
 PROMPTS = (
@@ -53,9 +53,10 @@ def clothes(person: Person) -> tuple[str, str]:
 
 def side(person: Person) -> str:
     """Where in the view the person is."""
+    left, middle, right = SIDES
     if person.place < 0.36:
-        return "on the left"
-    return "on the right" if person.place > 0.64 else "in the middle"
+        return left
+    return right if person.place > 0.64 else middle
 
 
 def phrases(people: Sequence[Person]) -> tuple[str, ...]:

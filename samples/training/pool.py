@@ -240,7 +240,9 @@ def drawn(
     missing = [(number, part) for number, part in enumerate(parts) if not part.exists()]
     if missing:
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
-            drawing = workers.map(partial(_draw, backgrounds=backgrounds), [(seed, 77, number) for number, _ in missing])
+            drawing = workers.map(
+                partial(_draw, backgrounds=backgrounds), [(seed, 77, number) for number, _ in missing]
+            )
             for (number, part), (tiles_drawn, people) in zip(missing, drawing, strict=True):
                 _write(part, tiles_drawn, people, codebook)
                 print(f"drew part {number + 1} of {len(parts)}, {PART_TILES} tiles each", flush=True)

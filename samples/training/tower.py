@@ -49,7 +49,8 @@ class Tower(nn.Module):
     def nearest(self, features: Tensor) -> tuple[Tensor, ...]:
         """What the nearest person is like: for each of NEAREST (N, answers), from features (N, P, width)."""
         share = self.attention(features).softmax(1)
-        return self.answers((share * features).sum(1)).split(list(NEAREST.values()), dim=1)
+        answers: Tensor = self.answers((share * features).sum(1))
+        return tuple(answers.split_with_sizes(list(NEAREST.values()), dim=1))
 
     def load(self, path: Path) -> None:
         """Read tower and connector, `model.vision_model.*` and `model.connector.*`; the heads stay as they are."""

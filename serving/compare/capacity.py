@@ -134,12 +134,9 @@ class CapacitySearch:
 
     def _take_up(self) -> None:
         """Probes of an interrupted search."""
-        try:
-            before = Capacity.model_validate_json(self._path.read_text(encoding="utf-8"))
-        except OSError:
+        before = read_capacity(self._path.parent)
+        if before is None:
             return
-        except ValidationError as error:
-            raise ComparisonError(f"{self._path} cannot be read; remove it and --resume") from error
         kept = {item.arm.name: item for item in before.arms}
         arms = [
             kept[item.arm.name].model_copy(update={"arm": item.arm}) if item.arm.name in kept else item
@@ -208,6 +205,21 @@ class CapacitySearch:
     def _write(self, *, complete: bool = False) -> None:
         self.found = self.found.model_copy(update={"complete": complete})
         write_json(self._path, self.found)
+
+
+def read_capacity(folder: Path) -> Capacity | None:
+    """What a search in this comparison's folder found so far; None: there was none.
+
+    Raises:
+        ComparisonError: The file is there but cannot be read.
+    """
+    path = folder / _FILE
+    try:
+        return Capacity.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        raise ComparisonError(f"{path} cannot be read; remove it and --resume") from error
 
 
 def with_rate(workload: Workload, rate_per_s: float) -> Workload:

@@ -146,8 +146,8 @@ def tradeoff_figure(
             chosen = [point for point in drawn if point.group == group and point.ordered == ordered]
             if chosen:
                 figure.add_trace(_curve(chosen, colours[group], ordered=ordered))
-    figure.update_xaxes(title="camera TTFT p95", **_axis(xs))
-    figure.update_yaxes(title="chat ITL p99", **_axis(ys))
+    figure.update_xaxes(title="camera TTFT p95", **time_axis(xs))
+    figure.update_yaxes(title="chat ITL p99", **time_axis(ys))
     dressed(figure)
     figure.update_layout(margin={"r": 80})  # room for the last point's name
     return figure
@@ -158,8 +158,8 @@ def _curve(points: Sequence[TradeOff], colour: str, *, ordered: bool) -> go.Scat
     return go.Scatter(
         x=[point.camera_ttft_p95.value for point in points],
         y=[point.chat_itl_p99.value for point in points],
-        error_x=_bars([point.camera_ttft_p95 for point in points], colour),
-        error_y=_bars([point.chat_itl_p99 for point in points], colour),
+        error_x=interval_bars([point.camera_ttft_p95 for point in points], colour),
+        error_y=interval_bars([point.chat_itl_p99 for point in points], colour),
         mode="lines+markers+text" if ordered else "markers+text",
         text=[shown(point.name) for point in points],
         textposition="top right",
@@ -180,7 +180,7 @@ def _range(figure: Figure) -> str:
     return f"({figure.low:,.0f} to {figure.high:,.0f})" if figure.high is not None else f"({figure.low:,.0f} to ?)"
 
 
-def _bars(figures: Sequence[Figure], colour: str) -> dict[str, object]:
+def interval_bars(figures: Sequence[Figure], colour: str) -> dict[str, object]:
     """Error bars; an end that cannot be told is not drawn."""
 
     def reach(end: float | None, value: float | None) -> float:
@@ -201,8 +201,8 @@ def _values(figure: Figure) -> list[float]:
     return [value for value in (figure.value, figure.low, figure.high) if value is not None and value > 0]
 
 
-def _axis(values: Sequence[float]) -> dict[str, object]:
-    """Logarithmic where values are far apart, so that small ones can be told apart."""
+def time_axis(values: Sequence[float]) -> dict[str, object]:
+    """An axis for these times, milliseconds: logarithmic where they are far apart, so that small ones can be told."""
     positive = [value for value in values if value > 0]
     far = max(positive) > _FAR_APART * min(positive)
     return log_ticks(positive) if far else linear_ticks(positive)

@@ -16,6 +16,8 @@ from plotly.offline import get_plotlyjs
 
 from serving.compare import report_tables as tables
 from serving.compare.attribution import Attribution, attribute_stalls, in_words, totals_s
+from serving.compare.capacity import Capacity, capacity_lines, read_capacity
+from serving.compare.capacity_report import capacity_figure, capacity_table
 from serving.compare.figures import distribution_figure, steps_figure, tradeoff_figure
 from serving.compare.report_tables import text
 from serving.compare.samples import MS, counted_requests
@@ -44,8 +46,22 @@ def write_report(results: Results, summary: Summary) -> Path:
 
 
 def render(results: Results, summary: Summary) -> str:
-    """The report as HTML: verdict, trade-off, distributions, time lines, steps, tables, and how it was measured."""
+    """The report as HTML: verdict, trade-off, distributions, time lines, steps, tables, and how it was measured.
+
+    What a capacity search in the same folder found stands after the overview; where nothing else was measured, alone.
+
+    Raises:
+        ComparisonError: That search's file cannot be read.
+    """
     page = _Page()
+    capacity = read_capacity(results.folder)
+    if capacity is not None and not results.blocks:
+        page.add(f"<h1>{text(summary.name)}</h1><p class=verdict>{text('. '.join(capacity_lines(capacity)))}.</p>")
+        if not capacity.complete:
+            page.add("<p class=soft>The search is not complete.</p>")
+        _capacity(page, capacity)
+        _how(page, results, summary)
+        return page.html(summary.name)
     objectives_s = {name: item.itl_p99_ms / MS for name, item in summary.objectives.items()}
     lags_s = {block.info.number: block.info.lag.loop_p99_s or 0.0 for block in results.blocks}
     stalls = attribute_stalls(
@@ -53,6 +69,8 @@ def render(results: Results, summary: Summary) -> str:
     )
     page.add(f"<h1>{text(summary.name)}</h1><p class=verdict>{text(verdict(summary))}</p>{_so_far(results, summary)}")
     page.add(tables.overview(summary))
+    if capacity is not None:
+        _capacity(page, capacity)
     _tradeoff(page, summary)
     _distributions(page, results, summary)
     _timelines(page, results, stalls)
@@ -105,6 +123,19 @@ def _so_far(results: Results, summary: Summary) -> str:
         words += " It is not complete: the figures are of what has ended so far."
     notes = "".join(f"<li>{text(note)}" for note in summary.notes)
     return f"<p class=soft>{text(words)}</p>" + (f"<ul class=soft>{notes}</ul>" if notes else "")
+
+
+def _capacity(page: _Page, found: Capacity) -> None:
+    page.add(f"<h2>How many {text(found.raised)} requests a budget carries</h2>")
+    page.add(
+        f"<p>The highest rate at which {text(found.watched)}'s ITL p99 stays within {duration(found.objective_ms)} and "
+        f"every request is answered, found by halving until two rates are within a factor of {found.precision:g}; each "
+        "rate was tried with one block of the same seed.</p>"
+    )
+    page.add(capacity_table(found))
+    figure = capacity_figure(found)
+    if figure is not None:
+        page.add(page.figure(figure, label=f"{found.watched} ITL p99 at each rate of {found.raised}"))
 
 
 def _tradeoff(page: _Page, summary: Summary) -> None:

@@ -22,9 +22,9 @@ from pipeline.describer import Job
 from pipeline.watch import run_watch
 from serving.server import ModelServer
 from tests.answering import free_port
+from tests.component.pipeline.conftest import Running, events, run_service, wait_for
 from tests.integration.served import device_setting
 from tests.sample_truth import expected_walkers, people_of_the_sample, who_is_there
-from tests.unit.pipeline.conftest import Running, events, run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 SAMPLE = Path(__file__).parents[2] / "configs" / "sample.yaml"

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from serving.simkernel import FEATURES, VLLM
 from serving.simrun import STUCK
 from serving.simstate import STATE, Rules, SimImage, SimRequest, new_sim
 from serving.simulate import run_to_end
+from serving.steptime import StepTime
 
 pytestmark = pytest.mark.integration
 
@@ -130,8 +130,7 @@ def _simulated(scenario: dict[str, Any]) -> tuple[list[dict[str, Any]], int, boo
             for item in scenario["requests"]
         ],
     )
-    one_second = np.zeros((3, FEATURES))
-    one_second[0, 0] = 1.0
+    one_second = StepTime((1.0, *[0.0] * (FEATURES - 1)), source="a test")
     _, steps, log = run_to_end(sim, one_second, 1e9, 1_000_000)
     stuck = sim.counts[STATE] == STUCK
     found: list[dict[str, Any]] = [

@@ -18,9 +18,9 @@ from serving.records import Outcome, RequestRecord, TokenEvent, now_s
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl
 from serving.scheduler.steps import StepReader
 from serving.workload import PlannedRequest
+from tests.component.pipeline.conftest import run_service, wait_for
 from tests.integration.served import SAMPLE_CONFIG, ServedModel
 from tests.integration.test_chunking import chat, computed, description, until_idle
-from tests.unit.pipeline.conftest import run_service, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

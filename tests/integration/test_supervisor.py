@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.answering import free_port
-from tests.unit.ui.test_supervisor import settings
+from tests.component.ui.test_supervisor import settings
 from ui.supervisor import EXIT_UNREACHABLE, run_everything
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups as Linux has them")

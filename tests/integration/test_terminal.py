@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.answering import free_port
+from tests.component.ui.test_terminal_chat import HELLO, asked, model_server
 from tests.scripted_server import Received, Script, ScriptedServer, Wait
-from tests.unit.ui.test_terminal_chat import HELLO, asked, model_server
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,7 @@ from serving.simulate import (
     SimulationError,
     simulate,
 )
-from serving.steptime import FEATURE_NAMES, StepTime
+from serving.steptime import FEATURE_NAMES, Band, StepTime
 from serving.workload import Arrivals, ClassLoad, Lengths, Pictures, PlannedRequest, Workload, draw
 
 PICTURE = Pictures(count=1, width_px=512, height_px=1024)  # 9 tiles of 64 by the default rule: 576 tokens
@@ -337,6 +337,46 @@ def test_five_budgets_of_a_busy_ten_minutes_take_two_seconds() -> None:
     assert min(len(steps) for steps in spans) > 40_000
     assert float(np.mean([steps[:, STEP_NAMES.index("running")].mean() for steps in spans])) > 8
     assert elapsed < 2.0
+
+
+def test_a_turn_is_sent_when_the_answer_before_it_is_there() -> None:
+    """A question due while the answer before it still streams waits, and its TTFT counts from when it was due."""
+    front_end = FrontEnd(request_s=0.003, reply_s=0.002)
+    turns = [
+        request(0, 0.0, 8, 50, conversation="a"),
+        request(1, 0.1, 70, 5, conversation="a", history_tokens=58),
+        request(2, 0.2, 8, 2),
+        request(3, 2.0, 90, 2, conversation="a", history_tokens=75),
+    ]
+    result = simulate(turns, engine(), TEN_MS, front_end=front_end)
+    first, second, alone, third = (times_of(result, number) for number in range(4))
+    assert first[-1] == pytest.approx(0.003 + 50 * 0.01 + 0.002)
+    # The answer was written at 0.503 s, reached the client after 2 ms; its next question the engine after 3 ms more.
+    assert second[0] == pytest.approx(first[-1] + 0.003 + 0.01 + 0.002)
+    assert alone[0] < 0.23, "others do not wait for it"
+    assert third[0] == pytest.approx(2.0 + 0.003 + 0.01 + 0.002), "its answer was there long before"
+    assert result.records("m")[1].ttft_s == pytest.approx(second[0] - 0.1)
+    cached = result.cached_tokens.tolist()
+    assert cached[1] == 48, "the blocks of 16 that question and answer have filled"
+
+
+def test_a_turn_whose_answer_never_comes_is_not_sent() -> None:
+    turns = [request(0, 0.0, 8, 500, conversation="a"), request(1, 0.1, 70, 5, conversation="a", history_tokens=58)]
+    result = simulate(turns, engine(), TEN_MS, until_s=1.0)
+    assert result.cut_off
+    assert np.isnan(times_of(result, 1)).all()
+    assert result.records("m")[1].ttft_s is None
+
+
+def test_step_times_scatter_as_they_were_measured() -> None:
+    band = Band(from_s=0.0, ratios=(0.5, 1.0, 1.5))
+    scattered = StepTime(linear=TEN_MS.linear, source="test", bands=(band,))
+    load = [request(0, 0.0, 8, 400)]
+    gaps = [np.diff(times_of(simulate(load, engine(), scattered, seed=seed), 0)) for seed in (0, 0, 1)]
+    assert np.array_equal(gaps[0], gaps[1]) and not np.array_equal(gaps[0], gaps[2])
+    assert gaps[0].mean() == pytest.approx(0.01, rel=0.1)
+    assert 0.005 <= gaps[0].min() < 0.006
+    assert 0.014 < gaps[0].max() <= 0.015
 
 
 def test_pictures_follow_the_models_rule() -> None:

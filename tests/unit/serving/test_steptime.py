@@ -44,6 +44,28 @@ def test_the_error_is_that_of_steps_left_out() -> None:
     assert noisy.total_error < 0.02
 
 
+def test_what_scatters_is_drawn_again_with_its_own_width() -> None:
+    """Short steps scatter by 20 %, long ones by 2 %; the draws of each band do the same, around its true mean."""
+    rng = np.random.default_rng(2)
+    tokens = rng.choice([16.0, 1600.0], 4000)
+    duration = 1e-3 * tokens * (1.05 + np.where(tokens > 100, 0.02, 0.2) * rng.standard_normal(4000))
+    fitted = fit_steps({"prefill_tokens": tokens, "duration_s": duration}, source="test")
+    spread = fitted.spread()
+    assert np.array_equal(spread, fitted.spread(0)) and not np.array_equal(spread, fitted.spread(1))
+    assert spread[0, 0] == 0 and (np.diff(spread[:, 0]) >= 0).all()
+    for size, width in ((16.0, 0.2), (1600.0, 0.02)):
+        expected_s = fitted.seconds([1, 0, size, 0, 0, 0, 0, 0])
+        band = int(np.searchsorted(spread[:, 0], expected_s * (1 + 1e-9), side="right")) - 1
+        drawn = expected_s * spread[band, 1:] / (1e-3 * size)
+        assert drawn.mean() == pytest.approx(1.05, rel=0.02)
+        assert drawn.std() == pytest.approx(width, rel=0.2)
+
+
+def test_exact_steps_do_not_scatter() -> None:
+    assert np.allclose(fit_steps(table(500), source="test").spread()[:, 1:], 1)
+    assert StepTime((0.01,) * len(FEATURE_NAMES), source="test").spread().tolist() == [[0.0, 1.0]]
+
+
 def test_costs_are_never_negative() -> None:
     data = table(500, noise=0.3, seed=4)
     data["decode_context"] = -data["duration_s"] + 10

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from serving.compare.capacity import ArmCapacity, Capacity, Probe
 from serving.compare.plan import Arm
 from serving.compare.report import render, write_report
-from serving.compare.summary import Summary, summarise
-from serving.compare.tables import Results, read_results
+from serving.compare.summary import Figure, Summary, summarise
+from serving.compare.tables import ComparisonError, Results, read_results, write_json
 from tests.comparison_data import comparison
 
 HOSTILE = '<script>alert(1)</script><img src=x onerror=alert(2)> & "quotes" </td>'
@@ -101,6 +102,44 @@ def test_the_figures_are_there_and_are_of_this_comparison(results: Results, summ
     assert (max(box["x"]), max(box["y"])) == (6_000, 300)
     assert any(title.startswith("chat; dashed: the objective") for title in titles(page))
     assert any("block" in title and "stalls" in title for title in titles(page))
+
+
+@pytest.mark.parametrize("alone", [pytest.param(True, id="alone"), pytest.param(False, id="beside a comparison")])
+def test_a_capacity_search_is_shown(results: Results, summary: Summary, tmp_path: Path, alone: bool) -> None:
+    arms = [arm.model_copy(update={"name": name}) for arm, name in zip(results.experiment.arms, "abc", strict=True)]
+    tried = [
+        Probe(rate_per_s=0.2, holds=True, itl_p99_ms=Figure(value=210.0, low=190.0, high=260.0), requests=30),
+        Probe(rate_per_s=0.4, holds=False, why=HOSTILE, itl_p99_ms=Figure(value=900.0), requests=30, invalid="late"),
+        Probe(rate_per_s=0.3, holds=False, why="3 requests were not answered in time", itl_p99_ms=Figure(value=None)),
+    ]
+    found = Capacity(
+        name="toy",
+        objective_ms=500,
+        complete=True,
+        arms=[
+            ArmCapacity(arm=arms[0], holds_per_s=0.2, fails_per_s=0.3, probes=tried),
+            ArmCapacity(arm=arms[1].model_copy(update={"reason": HOSTILE})),
+            ArmCapacity(arm=arms[2]),
+        ],
+    )
+    write_json(tmp_path / "capacity.json", found)
+    shown = Results(tmp_path, results.experiment, [] if alone else results.blocks)
+    page = _Page(render(shown, summarise(shown, resamples=20) if alone else summary))
+    assert ("a: 0.200 camera requests a second hold, 0.300 do not" in page.text) == alone
+    assert "How it was measured" in page.text
+    assert "3 requests were not answered in time" in page.text
+    assert "1 with a client that lagged" in page.text
+    (curve,) = [figure for figure in page.figures if "requests a second" in str(figure["layout"]["xaxis"].get("title"))]
+    (line,) = curve["data"]
+    assert (line["x"], line["y"]) == ([0.2, 0.4], [210.0, 900.0])
+    assert line["marker"]["symbol"] == ["circle", "circle-open"]
+    assert (len(page.figures) == 1) == alone
+
+
+def test_a_damaged_capacity_file_is_an_error_with_its_mend(results: Results, summary: Summary, tmp_path: Path) -> None:
+    (tmp_path / "capacity.json").write_text("{")
+    with pytest.raises(ComparisonError, match=r"capacity\.json cannot be read; remove it"):
+        render(Results(tmp_path, results.experiment, results.blocks), summary)
 
 
 def test_every_text_is_escaped(tmp_path: Path) -> None:

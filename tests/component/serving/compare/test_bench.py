@@ -17,8 +17,8 @@ from serving.records import now_s
 from serving.scheduler.steps import StepReader
 from serving.status import ServerStatus
 from serving.workload import draw
+from tests.component.serving.compare.scripted_arms import CLASSES, Answer, Grey, class_of, experiment, load, playing
 from tests.scripted_server import Received, Script, ScriptedServer, problem
-from tests.unit.serving.compare.scripted_arms import CLASSES, Answer, Grey, class_of, experiment, load, playing
 
 ANSWERS = {"camera": Answer(0.01, [0.01], [1]), "chat": Answer(0.01, [0.01], [1])}
 

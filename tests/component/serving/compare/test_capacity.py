@@ -11,8 +11,8 @@ from serving.compare.plan import BlockInfo
 from serving.compare.tables import BlockData, ComparisonError, RequestRow
 from serving.records import now_s
 from serving.workload import Arrivals, ClassLoad, Lengths, Pictures
+from tests.component.serving.compare.scripted_arms import class_of, experiment, load, means, playing
 from tests.scripted_server import DONE, ROLE, Action, Received, Script, ScriptedServer, Send, Wait, chunk, usage
-from tests.unit.serving.compare.scripted_arms import class_of, experiment, load, means, playing
 from tests.unit.serving.compare.test_tables import REQUEST
 
 

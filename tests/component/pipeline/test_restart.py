@@ -13,8 +13,8 @@ from pipeline.chatstore import INTERRUPTED, ChatStore, StoredTurn
 from pipeline.config import Config
 from pipeline.database import Database
 from serving.records import now_s
+from tests.component.pipeline.conftest import Running, events
 from tests.scripted_server import ScriptedServer
-from tests.unit.pipeline.conftest import Running, events
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]

@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.watch import run_watch
+from tests.component.pipeline.conftest import ColourDetector, ModelScript, wait_for, write_video
 from tests.scripted_server import ScriptedServer
-from tests.unit.pipeline.conftest import ColourDetector, ModelScript, wait_for, write_video
 
 MakeConfig = Callable[..., Config]
 KEYS = {

@@ -13,8 +13,8 @@ import pytest
 from serving.compare.experiment import Comparison
 from serving.compare.summary import ClassResult, summarise
 from serving.compare.tables import BlockData, RequestRow, Results
+from tests.component.serving.compare.scripted_arms import CLASSES, Answer, class_of, experiment, load, means, playing
 from tests.scripted_server import Received, ScriptedServer
-from tests.unit.serving.compare.scripted_arms import CLASSES, Answer, class_of, experiment, load, means, playing
 
 ANSWERS = {
     "camera": Answer(0.08, [0.03, 0.13, 0.02], [1, 3, 2]),

@@ -22,8 +22,8 @@ from serving.compare.summary import summarise
 from serving.compare.tables import write_json
 from serving.scheduler.control import SchedulerControl, SchedulerState
 from tests.comparison_data import comparison
+from tests.component.pipeline.conftest import ModelScript, Running, wait_for
 from tests.keeper import Keeper
-from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
 from ui.cli import app
 
 MakeConfig = Callable[..., Config]

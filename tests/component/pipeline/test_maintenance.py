@@ -10,10 +10,11 @@ import pytest
 
 from pipeline import maintenance
 from pipeline.config import Config
+from pipeline.describer import Describer
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl, SchedulerState
+from tests.component.pipeline.conftest import ModelScript, Running, wait_for
 from tests.keeper import Keeper
 from tests.scripted_server import ScriptedServer
-from tests.unit.pipeline.conftest import ModelScript, Running, wait_for
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]
@@ -42,8 +43,20 @@ def refusal(client: Running) -> str:
 
 
 def test_descriptions_wait_through_a_restart_and_none_is_lost(
-    ours: MakeConfig, serve: Serve, keeper: Keeper, street_video: Path, script: ModelScript
+    ours: MakeConfig,
+    serve: Serve,
+    keeper: Keeper,
+    street_video: Path,
+    script: ModelScript,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    describers: list[Describer] = []
+
+    def make(*parts: Any, **settings: Any) -> Describer:
+        describers.append(Describer(*parts, **settings))
+        return describers[-1]
+
+    monkeypatch.setattr("pipeline.runtime.Describer", make)
     script.gap_s = 0.3
     config = ours(
         cameras=[{"name": "one", "source": str(street_video)}],
@@ -57,9 +70,9 @@ def test_descriptions_wait_through_a_restart_and_none_is_lost(
         assert change(client)["state"] == "draining"
         wait_for(lambda: keeper.wishes)  # what ran has ended
         assert [view["state"] for view in descriptions(client)] == ["done"]
-        for name in ("two", "three"):
+        for name in ("two", "three", "four"):
             client.post("/cameras", json={"source": str(street_video), "name": name})
-        wait_for(lambda: len(descriptions(client)) == 3)
+        wait_for(lambda: len(descriptions(client)) == 4)
         # A queue of one, a patience of 2 s, and all of them gone for long: each alone would end a request.
         waiting = [view for view in descriptions(client) if view["state"] == "waiting"]
         assert {view["reason"] for view in waiting} == {"the model server is restarted with a budget of 512 tokens"}
@@ -69,9 +82,14 @@ def test_descriptions_wait_through_a_restart_and_none_is_lost(
         began_s = client.get("/status").json()["now_s"]
         wait_for(lambda: client.get("/status").json()["now_s"] > began_s + 2.5)
         keeper.hold.clear()
+        wait_for(lambda: any(view["state"] == "streaming" for view in descriptions(client)))
+        last = next(view for view in descriptions(client) if view["state"] == "waiting")
+        describers[0].cancel(last["camera_id"], last["person_id"], "left 20 s ago")  # while it had to wait
+        client.post("/cameras", json={"source": str(street_video), "name": "five"})  # more than the queue of one
         assert settled(client) == {"state": "done", "detail": "the model server runs with a budget of 512 tokens, "
                                    "ready after 0 s", "at_s": change(client)["at_s"]}  # fmt: skip
-        wait_for(lambda: [view["state"] for view in descriptions(client)] == ["done"] * 3)
+        # Only the one that came afterwards, to a queue that was longer than its patience, may be dropped.
+        wait_for(lambda: [v["state"] for v in descriptions(client) if v["camera_id"] != "five"] == ["done"] * 4)
         assert client.get("/status").json()["warnings"] == []
         wait_for(lambda: client.get("/server/budget").json()["max_num_batched_tokens"] == 512)
     assert [(wish.running, wish.max_num_batched_tokens) for wish in keeper.wishes] == [(True, 512)]

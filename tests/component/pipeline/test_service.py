@@ -15,8 +15,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from pipeline.config import Config
 from serving.records import now_s
+from tests.component.pipeline.conftest import ModelScript, Running, events, run_service, wait_for, write_video
 from tests.scripted_server import Cut, Script, ScriptedServer, Send, chunk
-from tests.unit.pipeline.conftest import ModelScript, Running, events, run_service, wait_for, write_video
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]

@@ -14,8 +14,8 @@ from serving.compare.hosts import HostError
 from serving.compare.plan import Progress
 from serving.compare.summary import Summary, summarise
 from serving.compare.tables import Results, read_results
+from tests.component.serving.compare.scripted_arms import Answer, class_of, experiment, load, means, playing
 from tests.scripted_server import Received, Script, ScriptedServer, problem
-from tests.unit.serving.compare.scripted_arms import Answer, class_of, experiment, load, means, playing
 
 ANSWERS = {
     "camera": Answer(0.08, [0.03, 0.12, 0.02], [1, 3, 2]),

@@ -15,8 +15,8 @@ from serving.compare.tables import read_experiment, read_results
 from serving.config import ImageTokens
 from serving.workload import draw
 from tests.comparison_data import comparison
+from tests.component.serving.compare.scripted_arms import Answer, playing
 from tests.scripted_server import ScriptedServer
-from tests.unit.serving.compare.scripted_arms import Answer, playing
 from ui.cli import app
 from ui.cli_compare import _shown
 from ui.plan_simulate import read_workload

@@ -12,8 +12,8 @@ import pytest
 from pipeline.config import Config
 from pipeline.tokens import estimate_tokens, most_tokens
 from serving.records import now_s
+from tests.component.pipeline.conftest import ModelScript, Running, events, run_service, wait_for
 from tests.scripted_server import Cut, Script, ScriptedServer, Send, chunk
-from tests.unit.pipeline.conftest import ModelScript, Running, events, run_service, wait_for
 
 MakeConfig = Callable[..., Config]
 Serve = Callable[..., Any]

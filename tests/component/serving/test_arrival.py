@@ -9,8 +9,8 @@ from serving.arrival import ArrivalLoop, descriptor_of
 from serving.client import ModelClient
 from serving.config import Timeouts
 from serving.records import TokenEvent, now_s
+from tests.component.serving.test_client import request
 from tests.scripted_server import DONE, ROLE, Received, Script, ScriptedServer, Send, Wait, chunk
-from tests.unit.serving.test_client import request
 
 _BUSY_S = 0.15
 
