@@ -49,9 +49,10 @@ PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
 STAGES = ("words", "look", "see", "tell")
-_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 1.0, "code": 1.0, "distance": 0.5}
+# The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
+_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 1.0, "code": 0.25, "distance": 3.0}
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
-_PLAIN_WEIGHT = 0.1  # of codes that no picture changes
+_PLAIN_WEIGHT = 0.3  # of codes that no picture changes
 _SHARPNESS = 8.0  # of the choice between codes
 
 
