@@ -38,13 +38,13 @@ def fill(tab: Page, label: str, value: str) -> None:
 def test_a_step_budget_is_applied_and_seen_in_force(page: Page, product: Product) -> None:
     fill(page, "Tokens", "48")
     page.get_by_role("button", name="Apply", exact=True).click()
-    expect(page.get_by_text(re.compile(r"Budget in force: 48 tokens a step \(started with 96\)"))).to_be_visible(
+    expect(page.get_by_text(re.compile(r"Budget in force: 48 tokens a step \(started with 256\)"))).to_be_visible(
         timeout=SHOWN_MS
     )
     page.get_by_role("link", name="Live").click()
     expect(page.get_by_text("48 tokens", exact=True)).to_be_visible(timeout=SHOWN_MS)
     asked = httpx.get(f"{product.service_url}/server/budget", trust_env=False).json()
-    assert (asked["step_budget"], asked["configured"]) == (48, 96)
+    assert (asked["step_budget"], asked["configured"]) == (48, 256)
 
 
 def test_a_small_comparison_runs_to_its_end_and_the_cameras_come_back(page: Page, product: Product) -> None:

@@ -64,7 +64,7 @@ async def compared(server: ServedModel, folder: Path, budgets: Sequence[int], *,
         block_s=LOAD.duration_s, warm_up_s=0, drain_s=40, planned_s=60, attached=True, cache_friendly=cache_friendly,
     )  # fmt: skip
     host = RunningServer(serving.server, api_key=None, folder=server.log_path.parent)
-    means = Means(serving=serving, host=host, pictures=Stripes(), picture_first=True)
+    means = Means(serving=serving, host=host, pictures=Stripes())
     comparison = Comparison(folder, experiment, means, on_progress=lambda _progress: None)
     await comparison.run()
     return comparison.results

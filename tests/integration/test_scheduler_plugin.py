@@ -81,7 +81,7 @@ async def test_step_records_have_our_ids_and_every_token(
     assert dict(prefilled) == {record.request_id: computed(record) for record in records}
     encoded = [name for row in rows for name in row.encoder_request_ids]
     assert encoded == [requests[1].request_id]
-    assert sum(row.encoder_tokens for row in rows) == 64
+    assert sum(row.encoder_tokens for row in rows) == model_server.config.image_tokens_per_description()
     for record in records:
         mine = [row for row in rows if record.request_id in row.request_ids]
         assert record.due_s < mine[0].start_s

@@ -38,9 +38,8 @@ DEPLOYMENTS: dict[str, dict[str, str | None]] = {
         "--served-model-name": "sample",
         "--max-model-len": "4096",
         "--max-num-seqs": "16",
-        "--max-num-batched-tokens": "96",
-        "--long-prefill-token-threshold": "32",
-        "--trust-request-mm-kwargs": None,
+        "--max-num-batched-tokens": "256",
+        "--long-prefill-token-threshold": "96",
     },
     "smolvlm-cpu": {
         **ON_CPU,
