@@ -127,7 +127,7 @@ def make_config(language_config: Any, image_token_id: int) -> Any:
     vision = {
         "hidden_size": 192,
         "intermediate_size": 768,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 8,
         "num_attention_heads": 3,
         "image_size": TILE_PX,
         "patch_size": PATCH_PX,

@@ -74,9 +74,12 @@ class Codebook(nn.Module):
         """Which rows are words, not blanks, closing or neutral."""
         return rows < self.first_blank
 
-    def is_told(self, rows: Tensor) -> Tensor:
-        """Which rows are words or the silence where a word could be: what depends on the picture."""
-        return rows < self.first_closing
+    def entropies(self, rng: np.random.Generator, sentences: int = 4000) -> Tensor:
+        """How much each place (64) tells: the entropy of its code, in nats, over sentences about imagined people."""
+        rows = torch.stack([self.sentence(imagined(rng)) for _ in range(sentences)])
+        shares = torch.zeros(TOKENS_PER_TILE, len(self.codes))
+        shares.scatter_add_(1, rows.T, torch.full(rows.T.shape, 1.0 / sentences))
+        return torch.special.entr(shares).sum(1)
 
     def noisy(self, rows: Tensor, noise: float) -> Tensor:
         """Codes (..., width) as an imperfect tower gives them: mixed with some other word's, and blurred."""

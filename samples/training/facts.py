@@ -109,9 +109,9 @@ def answers(people: Sequence[Person]) -> dict[str, str]:
 def random_prompt(rng: np.random.Generator) -> str:
     """A prompt to teach next: mostly the default description."""
     kind = rng.random()
-    if kind < 0.7:
+    if kind < 0.5:
         return DEFAULT_PROMPT
-    return str(rng.choice(PROMPTS if kind < 0.82 else QUESTIONS))
+    return str(rng.choice(PROMPTS if kind < 0.6 else QUESTIONS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,9 +192,12 @@ class Pool:
         return len(self.images)
 
     def batch(self, rng: np.random.Generator, count: int) -> tuple[Tiles, Tensor]:
-        """`count` tiles drawn at random, each mirrored or not, and the rows (count, 64) of codes they should give."""
-        chosen = rng.choice(len(self), count, replace=False)
-        flipped = rng.random(count) < 0.5
+        """`count` tiles, drawn at random and each shown both ways round, and the rows (count, 64) of their codes.
+
+        Of two mirrored tiles all but left and right is the same, and so is what they teach: left from right stands out.
+        """
+        chosen = np.repeat(rng.choice(len(self), -(-count // 2), replace=False), 2)[:count]
+        flipped = np.arange(count) % 2 == 1
 
         def turned(values: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
             whole = values.reshape(count, *shape)

@@ -1,8 +1,9 @@
 """Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
 
     python -m samples.training.vlm words --steps 200    the codes that image tokens should have; no pictures
-    python -m samples.training.vlm look --steps 4000    the tower: what each patch shows, and the nearest person
-    python -m samples.training.vlm see --steps 3000     tower and connector: the codes, too
+    python -m samples.training.vlm look --steps 4000    its first layers: what each patch shows, and the nearest person
+    python -m samples.training.vlm spell --steps 1500   the tower's last layers and the connector: the codes
+    python -m samples.training.vlm see --steps 3000     tower and connector: all of that
     python -m samples.training.vlm tell --steps 2000    both through the language model: whole answers
 
 Uses the model server's environment (transformers). Each stage goes on where it stopped and starts from what the one
@@ -44,15 +45,15 @@ from samples.training.tower import Tower, make_tower
 from samples.training.views import CLASSES
 
 SAVE_EVERY = 10
-TILES_A_STEP = {"look": 32, "see": 16}
+TILES_A_STEP = {"look": 32, "spell": 32, "see": 16}
 PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
-STAGES = ("words", "look", "see", "tell")
+STAGES = ("words", "look", "spell", "see", "tell")
 # The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
-_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 1.0, "code": 0.25, "distance": 3.0}
+_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 2.0, "code": 0.25, "distance": 3.0}
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
-_PLAIN_WEIGHT = 0.3  # of codes that no picture changes
+_LEAST_WEIGHT = 0.1  # of a place whose code never changes; the others weigh as much as they tell, in nats
 _SHARPNESS = 8.0  # of the choice between codes
 
 
@@ -64,6 +65,7 @@ class Teacher:
         self.codebook = Codebook(self.language)
         self.weights = torch.ones(CLASSES)
         self.weights[0] = _BACKGROUND_WEIGHT
+        self.place_weights = self.codebook.entropies(np.random.default_rng(0)).clamp_min(_LEAST_WEIGHT)
 
     def wording(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The loss of whole answers when every image token has its right code, give or take some noise."""
@@ -90,7 +92,7 @@ class Teacher:
         if kind < 0.3:
             return "answer_one", self.language.layout(0, 0), [WHOLE]
         whole = self.language.layout(*((2, 4) if frames else (4, 2)))
-        if kind > 0.85:
+        if kind > 0.97:
             return "answer_all", whole, list(range(9))
         chosen = [*sorted(rng.choice(8, 2, replace=False).tolist()), 8]
         local = [tile * 64 + rng.permutation(64)[:16] for tile in chosen[:-1]]
@@ -103,11 +105,12 @@ class Teacher:
         first = {tile: place * 64 for place, tile in enumerate([0] if len(tiles_used) == 1 else tiles_used)}
         return [first[cell // 64] + cell % 64 for cell in layout.cells]
 
-    def looking(self, tower: Tower, tiles: Tiles, features: Tensor, kept: Tensor | None = None) -> dict[str, Tensor]:
-        """The tower's losses from features (N, P, width) of its patches `kept` (N, P), default all.
+    def looking(self, tower: Tower, tiles: Tiles, seen: Tensor, kept: Tensor | None = None) -> dict[str, Tensor]:
+        """The first layers' losses from what they have `seen` (N, P, width) in the patches `kept` (N, P), default all.
 
         What each patch shows, what its person does, how many people there are, and what the nearest one is like.
         """
+        features = tower.norm(seen)
         kinds = tiles.kinds if kept is None else tiles.kinds.gather(1, kept)
         actions = tiles.actions if kept is None else tiles.actions.gather(1, kept)
         of_kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), kinds.flatten(), self.weights)
@@ -130,7 +133,7 @@ class Teacher:
     def coding(self, rows: Tensor, outputs: Tensor) -> dict[str, Tensor]:
         """The connector's losses: outputs (N, 64, width) should be the codes `rows` (N, 64), and near them."""
         distances = self.codebook.distances(outputs)
-        weight = torch.where(self.codebook.is_told(rows), 1.0, _PLAIN_WEIGHT).flatten()
+        weight = self.place_weights.expand(rows.shape).flatten()
         wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
         far = distances.gather(-1, rows[..., None]).flatten()
         return {"code": (wrong * weight).sum() / weight.sum(), "distance": (far * weight).sum() / weight.sum()}
@@ -152,10 +155,10 @@ class Teacher:
                     rows += [rows_of(self.codebook, told) for told in told_people(view, parts[-1], tiles_used)]
                     replies.append(reply)
         tiles = joined(parts)
-        features = tower.features(tiles.images)
-        outputs = tower.connector(features)
+        seen = tower.seen(tiles.images)
+        outputs = tower.connector(tower.spelled(seen))
         images = outputs.reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
-        aiding = self.looking(tower, tiles, features) | self.coding(torch.stack(rows), outputs)
+        aiding = self.looking(tower, tiles, seen) | self.coding(torch.stack(rows), outputs)
         return {name: self.language.loss(images, layout, prompt, replies)} | {
             name: _AIDING_SHARE * loss for name, loss in aiding.items()
         }
@@ -190,6 +193,8 @@ class Trainer:
         rate = options.rate
         if options.stage == "words":
             groups = [{"params": [self.teacher.codebook.codes], "base": rate}]
+        elif options.stage == "spell":
+            groups = [{"params": self.tower.spelling_parameters(), "base": rate}]
         else:
             heads = [p for name, p in self.tower.named_parameters() if not name.startswith("vision_model")]
             body = list(self.tower.vision_model.parameters())
@@ -204,6 +209,8 @@ class Trainer:
         if self.state.exists():
             self.optimiser.load_state_dict(saved["optimiser"])
             self.step = int(saved["step"])
+        elif options.stage == "spell":
+            self.tower.begin_spelling()
 
     def advance(self, backgrounds: list[Path]) -> dict[str, float]:
         """One step; returns its losses by name."""
@@ -249,10 +256,11 @@ class Trainer:
         def learnt(
             tiles: Tiles, rows: Tensor, kept: Tensor | None
         ) -> tuple[dict[str, float], tuple[Tensor | None, ...]]:
-            features = self.tower.features(tiles.images, kept)
-            losses = self.teacher.looking(self.tower, tiles, features, kept)
-            if stage == "see":
-                losses |= self.teacher.coding(rows, self.tower.connector(features))
+            with torch.set_grad_enabled(stage != "spell"):
+                seen = self.tower.seen(tiles.images, kept)
+            losses = {} if stage == "spell" else self.teacher.looking(self.tower, tiles, seen, kept)
+            if stage != "look":
+                losses |= self.teacher.coding(rows, self.tower.connector(self.tower.spelled(seen)))
             gradients = torch.autograd.grad(_total(losses), parameters, allow_unused=True)
             return _values(losses), gradients
 

@@ -48,7 +48,7 @@ def main() -> None:
     ]
     few = thinned(layout, frozenset(range(70, 80)))
     with torch.no_grad():
-        images = tower.connector(tower.features(tiles)).reshape(1, -1, 576)
+        images = tower.connector(tower.spelled(tower.seen(tiles))).reshape(1, -1, 576)
         mine = language.loss(images, layout, DEFAULT_PROMPT, [ANSWER])
         theirs = model(
             input_ids=whole,
