@@ -78,8 +78,8 @@ class Codebook(nn.Module):
         """How much each place (64) tells: the entropy of its code, in nats, over sentences about imagined people."""
         rows = torch.stack([self.sentence(imagined(rng)) for _ in range(sentences)])
         shares = torch.zeros(TOKENS_PER_TILE, len(self.codes))
-        shares.scatter_add_(1, rows.T, torch.full(rows.T.shape, 1.0 / sentences))
-        return torch.special.entr(shares).sum(1)
+        shares.scatter_add_(1, rows.T, torch.ones(rows.T.shape))
+        return torch.as_tensor(torch.special.entr(shares / sentences).sum(1))
 
     def noisy(self, rows: Tensor, noise: float) -> Tensor:
         """Codes (..., width) as an imperfect tower gives them: mixed with some other word's, and blurred."""

@@ -64,6 +64,8 @@ def test_training_sees_what_the_product_sends() -> None:
     assert found["loss"] == pytest.approx(found["transformers_loss"], abs=1e-3)
     assert found["spelled"] == found["said"]
     assert len(set(found["said"])) > 40
+    assert found["looks_elsewhere"] < 0.2  # of 1 that a patch's attention gives to all
+    assert {0, 12, 17, 22, 27} < set(found["telling_places"]) < set(range(found["said_places"]))
     assert found["thinned_cells"] == list(range(70, 80))
     assert found["thinned_owners"] == [1]
     # Tile 1 follows tile 0 (2 marks, 64 cells) with 2 marks of its own, and ends its row with a new line.

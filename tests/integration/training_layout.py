@@ -12,10 +12,10 @@ from PIL import Image as Pil
 from transformers import Idefics3ForConditionalGeneration
 
 from samples import vlm
-from samples.training.codebook import Codebook, imagined
+from samples.training.codebook import WIDTHS, Codebook, imagined
 from samples.training.facts import DEFAULT_PROMPT, description
 from samples.training.language import Language, thinned
-from samples.training.tower import make_tower
+from samples.training.tower import LOOKING_LAYERS, make_tower
 from samples.training.views import tiles_of
 
 ANSWER = "One person in a red top and blue trousers, walking left."
@@ -46,6 +46,7 @@ def main() -> None:
         language.tokenizer.decode([token_of[row] for row in codebook.sentence(people).tolist() if row in token_of])
         for people in crowds
     ]
+    places = codebook.entropies(np.random.default_rng(3), sentences=300)
     few = thinned(layout, frozenset(range(70, 80)))
     with torch.no_grad():
         images = tower.connector(tower.spelled(tower.seen(tiles))).reshape(1, -1, 576)
@@ -57,9 +58,18 @@ def main() -> None:
             pixel_attention_mask=sent["pixel_attention_mask"],
             labels=labels,
         ).loss
+        tower.begin_spelling()
+        seen = tower.norm(tower.seen(tiles[-1:]))
+        attention = tower.vision_model.encoder.layers[LOOKING_LAYERS].self_attn
+        queries, keys = (project(seen)[0, :, : attention.head_dim] for project in (attention.q_proj, attention.k_proj))
+        looked = (queries @ keys.T * attention.scale).softmax(-1)
+        asked = tower.attention(seen).softmax(1)[0, :, 0]
     print(
         json.dumps(
             {
+                "looks_elsewhere": float((looked - asked).abs().sum(-1).max()),
+                "telling_places": (places > 0).nonzero().flatten().tolist(),
+                "said_places": sum(WIDTHS),
                 "same_ids": ids[before : before + layout.length] == list(layout.ids),
                 "prompt_tokens": len(ids),
                 "image_tokens": len(layout.slots),
