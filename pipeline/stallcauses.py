@@ -102,8 +102,10 @@ class StallCauses:
         self.newest = tuple(newest[:_STALLS_KEPT])
 
     def _view(self, gap: Attribution) -> StallView:
-        main = gap.main
         worth = [part for part in gap.parts if abs(part.duration_s) >= _WORTH * gap.duration_s]
+        main = gap.main
+        if main not in worth:  # nothing but decoding, which by itself takes longer than the objective
+            main = max(gap.parts, key=lambda part: part.duration_s, default=None)
         return StallView(
             at_s=round(gap.end_s, 4),
             traffic_class=gap.traffic_class,

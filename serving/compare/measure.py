@@ -80,7 +80,7 @@ def block_of(
             server=dict(server),
         ),
         rows,
-        list(steps),
+        [row for row in steps if row.end_s > run.start_s],  # those before were for what prepared the block
     )
 
 

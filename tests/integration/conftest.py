@@ -9,11 +9,14 @@ import pytest
 from serving.client import ModelClient
 from tests.integration.served import ServedModel, served
 
+# A request may say how its picture is prepared: one is measured as one tile.
+TRUSTING = 'serving.server.extra_args=["--trust-request-mm-kwargs"]'
+
 
 @pytest.fixture(scope="session")
 def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """configs/sample.yaml's server on a free port, with its step log. Do not kill it: `served` makes one to kill."""
-    with served(tmp_path_factory.mktemp("model-server")) as running:
+    with served(tmp_path_factory.mktemp("model-server"), TRUSTING) as running:
         yield running
 
 

@@ -94,7 +94,7 @@ async def test_step_budgets_of_the_running_server(model_server: ServedModel, tmp
         assert block.info.prefix_hit_rate == 0
         assert block.info.multimodal_hit_rate == 0
         pictured = [row for row in block.requests if row.traffic_class == "camera"]
-        assert {row.image_tokens for row in pictured} == {64}
+        assert {row.image_tokens for row in pictured} == {576}
         encoded = {request_id for step in block.steps for request_id in step.encoder_request_ids}
         assert encoded == {row.request_id for row in pictured}
     first, second = (sorted(row.prompt_tokens or 0 for row in block.requests) for block in results.blocks)

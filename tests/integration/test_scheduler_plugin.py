@@ -158,7 +158,7 @@ def test_the_running_product_names_the_cause_of_a_stall(
     """A second chat comes with a long text; the first one's answer ends in gaps that its prefill made."""
     monkeypatch.setenv(STATUS_FILE_VARIABLE, str(model_server.log_path.parent / "model-server.json"))
     limits = "ttft_p95_ms: 60000, itl_p99_ms"
-    chats = f"chat: {{{limits}: 75, max_tokens: 40, extra_body: {{ignore_eos: true}}}}"
+    chats = f"chat: {{{limits}: 150, max_tokens: 40, extra_body: {{ignore_eos: true}}}}"
     config = load_config(
         SAMPLE_CONFIG,
         overrides=[
