@@ -68,6 +68,19 @@ def test_the_cause_of_a_stall_is_named(tmp_path: Path, ledger: Ledger) -> None:
     assert causes.newest == (stall,)
 
 
+def test_a_gap_of_decoding_alone_is_called_that(tmp_path: Path, ledger: Ledger) -> None:
+    strict = Config.model_validate({"serving": {"classes": {"chat": {"itl_p99_ms": 10}}}})
+    causes = StallCauses(strict, ledger, tmp_path)
+    causes.update(0.0)
+    _, last_s = write(tmp_path, time.monotonic())
+    decoded_s = last_s - 1.5
+    causes.observe(chat(decoded_s - 0.02, decoded_s))
+    causes.update(last_s + 1)
+    (stall,) = causes.newest
+    assert stall.cause.startswith("decoding: ")
+    assert stall.cause in stall.parts
+
+
 def test_short_gaps_and_unrecorded_requests(tmp_path: Path, ledger: Ledger) -> None:
     causes = StallCauses(Config(), ledger, tmp_path)
     causes.update(0.0)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from serving.compare.measure import block_of, most_at_once, why_invalid
 from serving.compare.plan import PlannedBlock
-from serving.compare.tables import BlockData
+from serving.compare.tables import BlockData, StepRow
 from serving.config import ImageTokens
 from serving.enginemetrics import EngineFigures
 from serving.load.run import LoadRun, SentRequest, ServerReading
 from serving.records import Gap, Outcome, RequestRecord
 from serving.workload import Pictures, PlannedRequest
+from tests.unit.serving.compare.test_tables import STEP
 
 PLANNED = PlannedBlock(number=0, arm="64", round=0, seed=1)
 
@@ -43,8 +47,14 @@ def sent(
     return SentRequest(planned, record, behind_turn_s=waits)
 
 
-def block(run: LoadRun, warm_up_s: float = 0.0) -> BlockData:
-    return block_of(run, PLANNED, load_s=60, warm_up_s=warm_up_s, image_rule=ImageTokens(), server={})
+def block(run: LoadRun, warm_up_s: float = 0.0, steps: Sequence[StepRow] = ()) -> BlockData:
+    return block_of(run, PLANNED, load_s=60, warm_up_s=warm_up_s, image_rule=ImageTokens(), steps=steps, server={})
+
+
+def test_steps_that_ended_before_the_block_are_not_its_own() -> None:
+    before, first, last = (replace(STEP, step=n, start_s=at, end_s=at + 0.5) for n, at in enumerate((9.4, 9.8, 70.0)))
+    run = LoadRun(10.0, 80.0, [sent(0)], [0.001], [])
+    assert block(run, steps=[before, first, last]).steps == [first, last]
 
 
 @pytest.mark.parametrize(
