@@ -107,7 +107,7 @@ def answers(people: Sequence[Person]) -> dict[str, str]:
 
 
 def random_prompt(rng: np.random.Generator) -> str:
-    """A prompt to teach next: mostly the default description."""
+    """A prompt to teach next: the default description half of the time, or other wordings and questions."""
     kind = rng.random()
     if kind < 0.5:
         return DEFAULT_PROMPT

@@ -24,10 +24,6 @@ class Tower(nn.Module):
         self.vision_model: Any = Idefics3VisionTransformer(config.vision_config)
         self.connector: Any = Idefics3Connector(config)
         width = config.vision_config.hidden_size
-        for layer in self.vision_model.encoder.layers[LOOKING_LAYERS:]:  # these start by changing nothing
-            for last in (layer.self_attn.out_proj, layer.mlp.fc2):
-                nn.init.zeros_(last.weight)
-                nn.init.zeros_(last.bias)
         self.norm = nn.LayerNorm(width, eps=config.vision_config.layer_norm_eps)  # before the heads
         self.classes = nn.Linear(width, CLASSES)
         self.actions = nn.Linear(width, len(ACTIONS))
@@ -70,6 +66,8 @@ class Tower(nn.Module):
                 part.weight *= 0.1
             nn.init.normal_(layer.self_attn.v_proj.weight, std=0.05)
             nn.init.normal_(layer.self_attn.out_proj.weight, std=0.1)
+            for nothing in (layer.self_attn.out_proj.bias, layer.mlp.fc2.weight, layer.mlp.fc2.bias):
+                nn.init.zeros_(nothing)
         for question, (layer, head) in enumerate(heads[: len(answers)]):
             attention = layer.self_attn
             first = head * attention.head_dim

@@ -1,8 +1,8 @@
 """Trains the sample VLM's vision tower and connector on generated scenes; the language model stays frozen.
 
     python -m samples.training.vlm words --steps 200    the codes that image tokens should have; no pictures
-    python -m samples.training.vlm look --steps 4000    its first layers: what each patch shows, and the nearest person
-    python -m samples.training.vlm spell --steps 1500   the tower's last layers and the connector: the codes
+    python -m samples.training.vlm look --steps 4000    the first layers: what each patch shows, and the nearest person
+    python -m samples.training.vlm spell --steps 1500   the last layers and the connector: the codes
     python -m samples.training.vlm see --steps 3000     tower and connector: all of that
     python -m samples.training.vlm tell --steps 2000    both through the language model: whole answers
 
@@ -17,6 +17,7 @@ import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 import cv2
@@ -65,7 +66,11 @@ class Teacher:
         self.codebook = Codebook(self.language)
         self.weights = torch.ones(CLASSES)
         self.weights[0] = _BACKGROUND_WEIGHT
-        self.place_weights = self.codebook.entropies(np.random.default_rng(0)).clamp_min(_LEAST_WEIGHT)
+
+    @cached_property
+    def place_weights(self) -> Tensor:
+        """How much each of a tile's 64 codes counts; takes thousands of sentences, which only `coding` needs."""
+        return self.codebook.entropies(np.random.default_rng(0)).clamp_min(_LEAST_WEIGHT)
 
     def wording(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The loss of whole answers when every image token has its right code, give or take some noise."""
@@ -297,7 +302,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--pool", type=int, default=16384, help="tiles drawn once for `look` and `see`; 200 kB each")
+    parser.add_argument(
+        "--pool", type=int, default=16384, help="tiles drawn once for `look`, `spell` and `see`; 200 kB each"
+    )
     parser.add_argument(
         "--data", type=Path, help="photographs (images/, labels/) whose empty ones serve as backgrounds"
     )
