@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.api import StallView
 from pipeline.config import Config
 from pipeline.serverwatch import STATUS_FILE_VARIABLE
-from serving.compare.attribution import Attribution, Part, attribute_stalls, in_words
+from serving.compare.attribution import WORTH, Attribution, Part, attribute_stalls, in_words
 from serving.compare.tables import RequestRow, StepRow, request_row
 from serving.latency import Ledger
 from serving.records import RequestRecord, now_s
@@ -27,7 +27,6 @@ _STEPS_KEPT = 5000
 _CLASSES_KEPT = 1000
 _STALLS_KEPT = 5
 _PENDING_KEPT = 100
-_WORTH = 0.01  # of the gap: what is less is not shown
 
 
 def run_folder() -> Path | None:
@@ -102,10 +101,8 @@ class StallCauses:
         self.newest = tuple(newest[:_STALLS_KEPT])
 
     def _view(self, gap: Attribution) -> StallView:
-        worth = [part for part in gap.parts if abs(part.duration_s) >= _WORTH * gap.duration_s]
+        worth = [part for part in gap.parts if abs(part.duration_s) >= WORTH * gap.duration_s]
         main = gap.main
-        if main not in worth:  # nothing but decoding, which by itself takes longer than the objective
-            main = max(gap.parts, key=lambda part: part.duration_s, default=None)
         return StallView(
             at_s=round(gap.end_s, 4),
             traffic_class=gap.traffic_class,

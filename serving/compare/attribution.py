@@ -37,6 +37,8 @@ Cause = Literal[
 _CLOCK_S = 0.001
 _DUST_S = 1e-6
 _SHORT_ID = 10
+#: Of a gap: a part that is less is not worth a word.
+WORTH = 0.01
 NO_STEPS = "no step records: the server is not ours, or runs without the scheduler plugin"
 
 
@@ -89,10 +91,9 @@ class Attribution:
 
     @property
     def main(self) -> Part | None:
-        """The largest part of the excess; None where nothing is known."""
-        return max(
-            (part for part in self.parts if part.cause != "decode"), key=lambda part: part.duration_s, default=None
-        )
+        """The largest part of the excess, or of all where none of it is worth a word; None where nothing is known."""
+        excess = [part for part in self.parts if part.cause != "decode" and part.duration_s >= WORTH * self.duration_s]
+        return max(excess or self.parts, key=lambda part: part.duration_s, default=None)
 
 
 def attribute_stalls(
