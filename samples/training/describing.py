@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,22 @@ class Reference:
 
     def answer(self, picture: Image | None, prompt: str = DEFAULT_PROMPT, *, max_tokens: int = MAX_TOKENS) -> str:
         """The answer to `prompt` about an (H, W, 3) RGB picture, or to the prompt alone."""
+        return self.answers([picture], prompt, max_tokens=max_tokens)[0]
+
+    def answers(
+        self, pictures: Sequence[Image | None], prompt: str = DEFAULT_PROMPT, *, max_tokens: int = MAX_TOKENS
+    ) -> list[str]:
+        """As `answer` for several pictures together, which must become equally many tokens each."""
         parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
-        if picture is not None:
+        images = [[Pil.fromarray(picture)] for picture in pictures if picture is not None] or None
+        if images:
             parts.append({"type": "image"})
         messages = [{"role": "user", "content": parts}]
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        images = None if picture is None else [Pil.fromarray(picture)]
-        inputs = self.processor(text=text, images=images, return_tensors="pt")
+        inputs = self.processor(text=[text] * len(pictures), images=images, return_tensors="pt")
         if "pixel_values" in inputs:
             inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         with torch.no_grad():
             out = self.model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens)
-        new = out[0, inputs["input_ids"].shape[1] :]
-        return str(self.processor.tokenizer.decode(new, skip_special_tokens=True)).strip()
+        new = out[:, inputs["input_ids"].shape[1] :]
+        return [said.strip() for said in self.processor.tokenizer.batch_decode(new, skip_special_tokens=True)]

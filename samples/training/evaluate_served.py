@@ -22,6 +22,7 @@ from samples.checkpoint import load_language_model
 from samples.training.describing import MAX_TOKENS, Reference
 from samples.training.evaluate_vlm import scene_cases
 from samples.training.facts import DEFAULT_PROMPT
+from serving.command import cpu_dtype
 
 CHAT_PROMPTS = (
     "What is the capital of France?",
@@ -57,9 +58,10 @@ def png_part(picture: Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def language_alone(prompts: tuple[str, ...]) -> list[str]:
+def language_alone(prompts: tuple[str, ...], dtype: torch.dtype) -> list[str]:
     """Greedy answers of the packaged language model without any vision part."""
     model, tokenizer = load_language_model()
+    model = model.to(dtype)
     answers = []
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt}]
@@ -117,7 +119,8 @@ class Served:
 def run(options: argparse.Namespace) -> int:
     """The `served` part of the command line; 1 when any answer differs."""
     checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
-    served, reference = Served(options.endpoint), Reference(checkpoint, dtype=torch.bfloat16)
+    dtype = torch.float32 if cpu_dtype("auto") == "float32" else torch.bfloat16  # what a server here computes in
+    served, reference = Served(options.endpoint), Reference(checkpoint, dtype=dtype)
     same = 0
     for case in scene_cases(options.count):
         expected, got = reference.answer(case.picture), served.answer(case.picture)
@@ -126,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
             print(f"{case.name}\n  transformers: {expected}\n  served:       {got}", flush=True)
     print(f"| same description | {same}/{options.count} |")
     prompts = CHAT_PROMPTS[: options.count]
-    alone = language_alone(prompts)
+    alone = language_alone(prompts, dtype)
     joined = [reference.answer(None, prompt, max_tokens=CHAT_TOKENS) for prompt in prompts]
     unchanged = sum(one == other for one, other in zip(alone, joined, strict=True))
     print(f"| same chat answer with and without the vision part | {unchanged}/{len(prompts)} |", flush=True)
