@@ -12,7 +12,6 @@ import argparse
 import copy
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,12 @@ from samples.training.pictures import (
     read_photographs,
     without_people,
 )
+from samples.training.slices import STOPPED, add_slice_options, run_slice
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "person-yolo26n.pt"
 SIZE_PX = 320
 BATCH = 12
 GENERATED = 0.5  # share of generated scenes
-SAVE_EVERY = 10
 BACKBONE_LAYERS = 11
 HEAD_STEPS = 150  # at first only neck and head learn: half the time, and enough for a new kind of picture
 _MIN_SIDE_PX = 6.0
@@ -196,11 +195,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with images/ and labels/")
-    parser.add_argument("--steps", type=int, default=4000, help="length of the whole schedule, in batches of 12")
-    parser.add_argument("--until", type=int, help="stop this slice after so many steps in all")
-    parser.add_argument("--rate", type=float, default=6e-4)
-    parser.add_argument("--seed", type=int, default=26)
-    parser.add_argument("--threads", type=int, default=2)
+    add_slice_options(parser, steps=4000, seed=26)
     parser.add_argument("--start", default=str(WEIGHTS), help="weights to start from; yolo26n.yaml: random ones")
     parser.add_argument("--work", type=Path, default=Path(".training/detector"))
     parser.add_argument("--export", type=Path, help="write the weights there at the end of the slice")
@@ -215,16 +210,7 @@ def main() -> int:
         f"{len(photographs)} photographs, {len(backgrounds)} of them without people; from step {trainer.step}",
         flush=True,
     )
-    mean, began_s = 0.0, time.monotonic()
-    last = min(options.steps, options.until or options.steps)
-    first = trainer.step
-    while trainer.step < last:
-        loss = trainer.advance(photographs, backgrounds)
-        mean = loss if not mean else 0.95 * mean + 0.05 * loss
-        if trainer.step % SAVE_EVERY == 0 or trainer.step == last:
-            trainer.save()
-            each_s = (time.monotonic() - began_s) / (trainer.step - first)
-            print(f"step {trainer.step}/{options.steps} loss {mean:.3f} {each_s:.1f} s a step", flush=True)
+    run_slice(trainer, lambda: {"loss": trainer.advance(photographs, backgrounds)}, options)
     if options.export:
         trainer.export(options.export)
         print(f"wrote {options.export}")
@@ -235,5 +221,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last saved step", flush=True)
+        print(STOPPED, flush=True)
         sys.exit(130)

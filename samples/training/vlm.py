@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -42,10 +41,10 @@ from samples.training.pool import (
     rows_of,
     told_people,
 )
+from samples.training.slices import STOPPED, add_slice_options, run_slice
 from samples.training.tower import Tower, make_tower
 from samples.training.views import CLASSES
 
-SAVE_EVERY = 10
 TILES_A_STEP = {"look": 32, "spell": 32, "see": 16}
 PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
@@ -297,11 +296,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
-    parser.add_argument("--steps", type=int, default=3000, help="length of the stage's whole schedule")
-    parser.add_argument("--until", type=int, help="stop this slice after so many steps in all")
-    parser.add_argument("--rate", type=float, default=6e-4)
-    parser.add_argument("--seed", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    add_slice_options(parser, steps=3000, seed=3)
     parser.add_argument(
         "--pool", type=int, default=16384, help="tiles drawn once for `look`, `spell` and `see`; 200 kB each"
     )
@@ -322,17 +317,7 @@ def main() -> int:
     backgrounds = without_people([photo for photo in photographs if not is_held_out(photo.path)])
     trainer = Trainer(options)
     print(f"{options.stage}: from step {trainer.step}, {len(backgrounds)} photographs as backgrounds", flush=True)
-    means: dict[str, float] = {}
-    first, began_s = trainer.step, time.monotonic()
-    last = min(options.steps, options.until or options.steps)
-    while trainer.step < last:
-        for name, value in trainer.advance(backgrounds).items():
-            means[name] = value if name not in means else 0.95 * means[name] + 0.05 * value
-        if trainer.step % SAVE_EVERY == 0 or trainer.step == last:
-            trainer.save()
-            each_s = (time.monotonic() - began_s) / (trainer.step - first)
-            shown = " ".join(f"{name} {value:.3f}" for name, value in sorted(means.items()))
-            print(f"step {trainer.step}/{options.steps} {shown} {each_s:.1f} s a step", flush=True)
+    run_slice(trainer, lambda: trainer.advance(backgrounds), options)
     if options.export:
         trainer.tower.export(options.export)
         print(f"wrote {options.export}")
@@ -343,5 +328,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from the last saved step", flush=True)
+        print(STOPPED, flush=True)
         sys.exit(130)
