@@ -7,8 +7,8 @@ the client than the first. Between the two ends lie whole steps, and their time 
 - *decode*: what a step takes that only decodes the same tokens, as fitted to all steps (serving/steptime.py);
 - *prefill*, *encoder*: the rest of a step that also had prompt tokens or pictures, divided among their requests by
   fitted costs;
-- *waiting*, *preempted*: whole steps in which the request was not scheduled; after a preemption also what its own
-  prompt and answer cost to compute again;
+- *waiting*: whole steps in which the request was not scheduled, divided by tokens among the prefills that filled them;
+- *preempted*: such steps after a preemption, and what the request's own prompt and answer cost to compute again;
 - *between_steps*: the engine between its steps (taking in requests), above what is usual;
 - *front_end*, *client*: on the way from the engine to our time stamp, above the last token's (less, where negative);
 - *unexplained*: what a step took beyond the fit and its 95th percentile of error (at most 30 %). On a CPU that is
@@ -190,6 +190,12 @@ class _Sum:
         return tuple(sorted(parts, key=lambda part: -part.duration_s))
 
 
+def _prefills(step: StepRow) -> list[tuple[str, int]]:
+    """Whose prompts a step computed, and how many tokens of each."""
+    scheduled = zip(step.request_ids, step.request_tokens, step.request_prefill, strict=True)
+    return [(name, tokens) for name, tokens, prefill in scheduled if prefill]
+
+
 class _Block:
     """One block's steps, and which of them gave which request how many tokens."""
 
@@ -256,23 +262,29 @@ class _Block:
         total.add("decode", usual_s)
         total.add("between_steps", between_s - usual_s)
         if request_id not in step.request_ids:
-            total.add(self._why_not_scheduled(request_id, place), step.duration_s, request_id)
+            self._add_absence(total, request_id, place)
             return
         division = costs.divide(step)
         total.add("decode", division.decode_s)
         total.add("unexplained", division.unexplained_s)
-        for name, tokens, prefill in zip(step.request_ids, step.request_tokens, step.request_prefill, strict=True):
-            if prefill:
-                cause: Cause = "preempted" if name == request_id else "prefill"
-                total.add(cause, division.prefill_s * tokens / step.prefill_tokens, name, tokens)
+        for name, tokens in _prefills(step):
+            cause: Cause = "preempted" if name == request_id else "prefill"
+            total.add(cause, division.prefill_s * tokens / step.prefill_tokens, name, tokens)
         for name, tokens in zip(step.encoder_request_ids, step.encoder_request_tokens, strict=True):
             total.add("encoder", division.encoder_s * tokens / step.encoder_tokens, name, tokens)
 
-    def _why_not_scheduled(self, request_id: str, place: int) -> Cause:
-        """A request that was preempted computes known tokens again when it comes back."""
+    def _add_absence(self, total: _Sum, request_id: str, place: int) -> None:
+        """A step without the request: it was preempted, or stood behind the prefills of others."""
+        step = self._steps[place]
         seen = self._seen[request_id]
         following = bisect_right(seen, place, key=lambda item: item[0])
-        return "preempted" if following < len(seen) and seen[following][1] else "waiting"
+        if following < len(seen) and seen[following][1]:  # known tokens are computed again when it comes back
+            total.add("preempted", step.duration_s, request_id)
+        elif not step.prefill_tokens:
+            total.add("waiting", step.duration_s)
+        else:
+            for name, tokens in _prefills(step):
+                total.add("waiting", step.duration_s * tokens / step.prefill_tokens, name, tokens)
 
     def _add_delay(self, total: _Sum, delay_s: float) -> None:
         client_s = min(max(delay_s, 0.0), self._client_lag_s)
@@ -280,6 +292,7 @@ class _Block:
         total.add("front_end", delay_s - client_s)
 
 
+_OF_OTHERS = ("prefill", "encoder", "waiting")
 _WORDS: dict[Cause, str] = {
     "decode": "decoding",
     "prefill": "prefill of",
@@ -298,9 +311,10 @@ def in_words(part: Part) -> str:
     words = _WORDS[part.cause]
     if part.duration_s < 0:
         words = "less of a delay on the way to the client than the token before had"
-    if part.cause in ("prefill", "encoder") and part.request_id is not None:
+    if part.cause in _OF_OTHERS and part.request_id is not None:
         whose = f"{part.traffic_class} request" if part.traffic_class else "another's request"
-        words = f"{words} {whose} {short_id(part.request_id)} ({part.tokens:,} {_unit(part)})"
+        behind = ", behind the prefill of" if part.cause == "waiting" else ""
+        words = f"{words}{behind} {whose} {short_id(part.request_id)} ({part.tokens:,} {_unit(part)})"
     return f"{words}: {1000 * part.duration_s:.0f} ms"
 
 
@@ -320,6 +334,6 @@ def totals_s(gaps: Sequence[Attribution]) -> dict[tuple[Cause, str | None], floa
         if gap.missing is not None:
             total["unexplained", None] += gap.duration_s
         for part in gap.parts:
-            whose = part.traffic_class if part.cause in ("prefill", "encoder") else None
+            whose = part.traffic_class if part.cause in _OF_OTHERS else None
             total[part.cause, whose] += part.duration_s
     return dict(total)

@@ -228,7 +228,8 @@ def _causes(page: _Page, results: Results, stalls: Sequence[Attribution]) -> Non
     rows = []
     for cause in causes:
         name, whose = cause
-        label = name.replace("_", " ") + (f" of {whose}" if whose else "")
+        link = "behind" if name == "waiting" else "of"
+        label = name.replace("_", " ") + (f" {link} {whose}" if whose else "")
         rows.append([text(label), *(_part(shares[arm].get(cause, 0.0), sum(shares[arm].values())) for arm in arms)])
     counts = ["stalls", *(f"{sum(gap.arm == arm for gap in known):,}" for arm in arms)]
     page.add(tables.table(["share of the time", *arms], [counts, *rows], name="Causes"))

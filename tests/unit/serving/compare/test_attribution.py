@@ -136,17 +136,33 @@ def test_prefills_and_a_picture_in_one_step(engine: Engine) -> None:
     assert in_words(other).startswith("prefill of another's request")
 
 
-def test_steps_without_the_request_are_waiting(engine: Engine) -> None:
+def test_steps_without_the_request_are_waiting_behind_those_that_filled_them(engine: Engine) -> None:
     start = first_token(engine)
     engine.step(prefill={CAMERA: 100})
-    engine.step(prefill={CAMERA: 50})
+    engine.step(prefill={CAMERA: 50, OTHER: 150}, decode=("x",))
     end = engine.step(decode=(CHAT,))
-    found = only_gap(engine, [start, end])
+    found = only_gap(engine, [start, end], row(CAMERA, [2000.0, 2001.0]))
     assert parts_ms(found) == {
-        ("waiting", CHAT): pytest.approx(70.0 + 45.0, abs=0.1),
+        ("waiting", CAMERA): pytest.approx(70.0 + 121.0 / 4, abs=0.1),
+        ("waiting", OTHER): pytest.approx(121.0 * 3 / 4, abs=0.1),
         ("decode", None): pytest.approx(21.0 + 3.0, abs=0.1),
     }
     assert found.steps == 3
+    assert found.main is not None
+    assert in_words(found.main) == (
+        "not scheduled, though running, behind the prefill of camera request camera-1 (150 tokens): 100 ms"
+    )
+    assert totals_s([found])["waiting", "camera"] == pytest.approx(0.10025, abs=0.0001)
+
+
+def test_a_step_without_the_request_and_without_prefills_has_nobody_to_blame(engine: Engine) -> None:
+    start = first_token(engine)
+    engine.step(decode=("x",))
+    end = engine.step(decode=(CHAT,))
+    found = only_gap(engine, [start, end])
+    (waiting,) = [part for part in found.parts if part.cause == "waiting"]
+    assert waiting.request_id is None
+    assert in_words(waiting) == "not scheduled, though running: 21 ms"
 
 
 def test_a_preemption_and_what_it_costs_to_come_back(engine: Engine) -> None:
