@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from pipeline.config import Config, load_config
 from serving.compare.arms import check_arms, read_variants
+from serving.compare.capacity import Capacity
 from serving.compare.summary import Summary
 from serving.compare.tables import read_experiment, read_results
 from serving.config import ImageTokens
@@ -71,6 +76,32 @@ def test_a_running_server_is_measured_as_it_is(tmp_path: Path, load: str, pictur
     again = run(tmp_path, "--server-url", server.endpoint, "--load", load, "--name", "mine")
     assert again.exit_code == 2
     assert "--resume mine" in again.stderr
+
+
+def test_a_capacity_search_that_is_interrupted_keeps_what_it_found(tmp_path: Path, load: str, picture: str) -> None:
+    folder = tmp_path / "kept" / "search"
+
+    with ScriptedServer(playing(ANSWERS)) as server:
+
+        def interrupt() -> None:
+            deadline = time.monotonic() + 20
+            while not (folder / "capacity.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        killer = threading.Thread(target=interrupt)
+        killer.start()
+        done = run(
+            tmp_path, "--server-url", server.endpoint, "--load", load, "--find-capacity", "--warm-up-s", "0",
+            "--drain-s", "2", "--pictures", picture, "--name", "search",
+        )  # fmt: skip
+    killer.join()
+    assert done.exit_code == 130, done.output
+    assert "Interrupted; go on with: framechat compare --find-capacity --resume search" in done.stdout
+    assert (folder / "report.html").exists()
+    kept = Capacity.model_validate_json((folder / "capacity.json").read_text())
+    assert not kept.complete
+    assert kept.arms[0].probes
 
 
 def test_step_budgets_of_a_strange_server_are_refused_in_words(tmp_path: Path, load: str, picture: str) -> None:
