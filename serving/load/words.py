@@ -7,6 +7,7 @@ space before them, make a text of as many tokens as it has words. Which words ar
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -60,10 +61,13 @@ async def find_words(endpoint: str, model: str, api_key: str | None = None) -> W
             return int(answer.json()["count"])
 
         try:
-            if await count(" ".join(_CANDIDATES)) == len(_CANDIDATES):
-                return Words(_CANDIDATES, exact=True)
-            # After a word: what one more costs. Alone: some vocabularies have a word only with its space.
-            kept = [word for word in _CANDIDATES if await count(word) == 1 and await count(f"{word} {word}") == 2]
+            together = await count(" ".join(_CANDIDATES)) == len(_CANDIDATES)
+            # Some vocabularies have a word only with its space: as the first of a text it would be two tokens.
+            alone = await asyncio.gather(*map(count, _CANDIDATES))
+            kept = [word for word, tokens in zip(_CANDIDATES, alone, strict=True) if tokens == 1]
+            if not together:
+                after = await asyncio.gather(*(count(f"{word} {word}") for word in kept))
+                kept = [word for word, tokens in zip(kept, after, strict=True) if tokens == 2]
             exact = len(kept) >= _ENOUGH and await count(" ".join(kept)) == len(kept)
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return Words(_CANDIDATES, exact=False)

@@ -148,6 +148,18 @@ async def test_words_of_several_tokens_are_left_out() -> None:
     assert "time" in words.words
 
 
+async def test_words_that_are_one_token_only_after_a_space_are_left_out() -> None:
+    def pick(request: Received) -> Script:
+        words = request.body["prompt"].split()
+        return tokenizer({})(request) if words[0] != "study" else tokenizer({"study": 2})(request)
+
+    with ScriptedServer(pick) as server:
+        words = await find_words(server.endpoint, "scripted")
+    assert words.exact
+    assert "study" not in words.words
+    assert "street" in words.words
+
+
 async def test_a_server_that_does_not_tokenize_gives_common_words_that_are_marked() -> None:
     with ScriptedServer(problem(404, {"error": "no such page"})) as server:
         words = await find_words(server.endpoint, "scripted")
