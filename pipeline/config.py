@@ -99,7 +99,7 @@ class TriggerConfig(StrictModel):
     reentry_similarity: Fraction = 0.8  # of the colour signatures, 1: the same colours
     retry_after_s: PositiveSeconds = 5.0  # a request that was dropped or failed is tried again, while seen
     max_in_flight: PositiveInt = 2
-    max_waiting: PositiveInt = 8
+    max_waiting: PositiveInt = 3
     cancel_after_gone_s: PositiveSeconds = 20.0  # a waiting or running request whose person left so long ago
 
 
