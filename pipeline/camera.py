@@ -245,6 +245,9 @@ class CameraWorker:
             if decision.kind == "cancel":
                 self._describer.cancel(self.camera_id, decision.person_id, decision.reason)
             elif decision.view is not None:
+                # One picture, or the end of the file, may decide on more people than there is room for.
+                while self._batch and not (self._describer.has_room() or self._stop.is_set()):
+                    self._stop.wait(_ROOM_WAIT_S)
                 self._describer.submit(self._job(decision))
 
     def _job(self, decision: Decision) -> Job:
