@@ -247,6 +247,20 @@ def test_a_picture_is_drawn_and_the_next_replaces_it(scene: Scene) -> None:
     assert scene.wishes[-1]["cameras"] == "all"
 
 
+def test_a_picture_drawn_again_at_another_size_is_counted_once(scene: Scene) -> None:
+    scene.mount("pictures")
+    scene.say("status", **status())
+    scene.sockets[-1].send(frame((220, 30, 30)))
+    canvas = scene.page.locator("canvas[data-frames]")
+    canvas.wait_for()
+    before = canvas.evaluate("c => c.width")
+    scene.page.evaluate("window.panels.pictures.root.host.style.width = '400px'")
+    scene.page.wait_for_function(
+        "before => window.panels.pictures.root.querySelector('canvas').width < before", arg=before
+    )
+    expect(canvas).to_have_attribute("data-frames", "1")
+
+
 def test_boxes_have_the_colour_of_their_state_and_are_counted(scene: Scene) -> None:
     scene.mount("pictures")
     scene.say("status", **status())

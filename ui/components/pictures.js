@@ -98,7 +98,9 @@ class Tile {
     const taken = [];
     const order = [...frame.tracks].sort((a, b) => b.box[3] - a.box[3]);
     for (const track of order) this.paintTrack(pen, track, width, height, size, taken);
-    this.shown += 1;
+    // A picture drawn again, as when the page changes its size, is the same picture.
+    if (frame !== this.painted) this.shown += 1;
+    this.painted = frame;
     canvas.dataset.frames = this.shown;
     if (this.note.hidden) this.drawAge();
     else this.update(this.camera, troubleWith(this.link));
