@@ -69,6 +69,22 @@ def test_as_fast_as_possible_loses_nobody(make_config: MakeConfig, tmp_path: Pat
     assert len({item["person"] for item in found}) == 5
 
 
+def test_people_whom_one_moment_decides_on_wait_for_room_too(
+    make_config: MakeConfig, tmp_path: Path, script: ModelScript
+) -> None:
+    """Four people come together and leave together, more than may wait: each is described, none is dropped."""
+    together = {range(12 + number): 60 * number - 55 for number in range(4)}  # a frame apart, as keys must differ
+    video = write_video(tmp_path / "crowd.avi", frames=30, people=together)
+    script.words, script.gap_s = ["ok"], 0.02
+    limits = {"max_in_flight": 1, "max_waiting": 1, "reentry_window_s": 0, "confirm_detections": 2}
+    config = watched(make_config(trigger=limits, detect={"rate_hz": 20}), video, as_fast_as_possible=True)
+    output = tmp_path / "out.jsonl"
+    assert run_watch(config, jsonl=output) == 0
+    found = [json.loads(item) for item in output.read_text(encoding="utf-8").splitlines()]
+    assert [item["state"] for item in found] == ["done"] * 4
+    assert len({item["person"] for item in found}) == 4
+
+
 @pytest.mark.parametrize(
     ("source", "code", "words"),
     [
