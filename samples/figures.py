@@ -36,6 +36,7 @@ COLOURS: dict[str, tuple[Point, Point, Point]] = {
     "brown": ((0.045, 0.085), (0.45, 0.7), (0.25, 0.45)),
 }
 COLOUR_NAMES = tuple(COLOURS)
+LOWER_KINDS = ("trousers", "shorts", "skirt")
 _TOP_WEIGHTS = (3, 2, 2, 2, 1, 1.5, 2, 2.5, 1, 1, 1.5)
 _LOWER_WEIGHTS = (3.5, 1, 2, 0.7, 0.3, 0.3, 1, 3.5, 0.4, 0.4, 2)
 _BAG_WEIGHTS = (2, 1, 1, 2, 1, 1, 1.5, 1.5, 1, 1, 2)
@@ -70,7 +71,7 @@ class Appearance:
     hair_rgb: Rgb
     shoe_rgb: Rgb
     girth: float  # width factor, about 1
-    lower_kind: str  # trousers | shorts | skirt
+    lower_kind: str  # of LOWER_KINDS
     bag_kind: str  # backpack | handbag
     long_sleeves: bool
     top_length: float  # how far the top hangs below the hips
@@ -142,7 +143,7 @@ def random_appearance(rng: np.random.Generator) -> Appearance:
         hair_rgb=(float(hair_rgb[0]), float(hair_rgb[1]), float(hair_rgb[2])),
         shoe_rgb=(float(shoe[0]), float(shoe[1]), float(shoe[2])),
         girth=float(rng.uniform(0.85, 1.3)),
-        lower_kind=str(rng.choice(["trousers", "shorts", "skirt"], p=[0.76, 0.12, 0.12])),
+        lower_kind=str(rng.choice(LOWER_KINDS, p=[0.76, 0.12, 0.12])),
         bag_kind=str(rng.choice(["backpack", "handbag"])),
         long_sleeves=bool(rng.random() < 0.65),
         top_length=float(rng.choice([0.02, 0.05, 0.12], p=[0.4, 0.4, 0.2])),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samples.figures import COLOUR_NAMES, random_appearance
+from samples.figures import COLOUR_NAMES, LOWER_KINDS, random_appearance
 from samples.scenes import Seen
 from samples.training import facts
 from samples.training.language import TOKENS_PER_TILE, Language
@@ -23,7 +23,7 @@ from samples.training.views import ACTIONS, SIDES, Person
 
 WIDTHS = (2, 8, 5, 4, 5, 5, 5, 1)  # of the phrases, in tokens
 _CLOSING = " So, word for word, the answer is what was just said about the people."
-_LOWER_KINDS = ("trousers", "shorts", "skirt")
+_LOWER = 3  # which of the phrases tells of the lower clothes
 
 
 def imagined(rng: np.random.Generator) -> list[Person]:
@@ -63,12 +63,26 @@ class Codebook(nn.Module):
         """The rows (64) that describe `people`; nobody: those of an empty tile."""
         rows: list[int] = []
         for index, (phrase, width) in enumerate(zip(facts.phrases(people), WIDTHS, strict=True)):
-            tokens = self._tokens(f" {phrase}" if index == 0 else phrase)
-            if len(tokens) > width:
-                raise ValueError(f"{phrase!r} has {len(tokens)} tokens, allowed: {width}")
-            blanks = range(self.first_blank + len(rows) + len(tokens), self.first_blank + len(rows) + width)
-            rows += [*(self.rows[token] for token in tokens), *blanks]
+            words: list[int | None] = [*self._tokens(f" {phrase}" if index == 0 else phrase)]
+            if index == _LOWER and words:
+                words = self._aligned(words)
+            if len(words) > width:
+                raise ValueError(f"{phrase!r} takes {len(words)} tokens, allowed: {width}")
+            words += [None] * (width - len(words))
+            rows += [
+                self.first_blank + len(rows) + place if word is None else self.rows[word]
+                for place, word in enumerate(words)
+            ]
         return torch.tensor([*rows, *range(self.first_closing, self.first_part)])
+
+    def _aligned(self, words: list[int | None]) -> list[int | None]:
+        """Lower clothes as "and", article, colour, kind; None where there is no such word.
+
+        With each word in a place of its own, doubt about the kind (only a skirt has an article) blurs no colour.
+        """
+        joint = self._tokens(" and")[0]
+        between = words[words[0] == joint : -2]
+        return [joint if words[0] == joint else None, *(between or [None]), *words[-2:]]
 
     def is_word(self, rows: Tensor) -> Tensor:
         """Which rows are words, not blanks, closing or neutral."""
@@ -102,7 +116,7 @@ class Codebook(nn.Module):
 def _all_phrases() -> list[str]:
     """Every phrase of `facts.phrases`."""
     nouns = [f"{article} {colour} top" for article, colour in product(("a", "an"), COLOUR_NAMES)]
-    lower = [f" {colour} {kind}" for colour, kind in product(COLOUR_NAMES, _LOWER_KINDS)]
+    lower = [f" {colour} {kind}" for colour, kind in product(COLOUR_NAMES, LOWER_KINDS)]
     carried = [
         f", {verb} {article} {colour} {thing}"
         for (verb, thing), article, colour in product(

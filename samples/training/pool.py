@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samples.figures import COLOUR_NAMES
+from samples.figures import COLOUR_NAMES, LOWER_KINDS
 from samples.training.facts import side
 from samples.training.pictures import camera_like, random_scene
 from samples.training.views import (
@@ -102,6 +102,7 @@ def nearest_answers(people: Sequence[Person]) -> list[int]:
         ACTIONS.index(person.seen.action) if person.shows_lower else UNKNOWN,
         colour(look.bag, person.shows_bag),
         colour(look.hat, person.shows_hat),
+        LOWER_KINDS.index(look.lower_kind) if person.shows_lower else UNKNOWN,
     ]
 
 

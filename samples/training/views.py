@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pil
 
 from samples.backdrops import Image
-from samples.figures import COLOUR_NAMES, Part
+from samples.figures import COLOUR_NAMES, LOWER_KINDS, Part
 from samples.scenes import Scene, Seen
 
 Labels = NDArray[np.int64]
@@ -39,6 +39,7 @@ NEAREST = {
     "action": len(ACTIONS),
     "bag": len(COLOUR_NAMES) + 1,
     "hat": len(COLOUR_NAMES) + 1,
+    "lower_kind": len(LOWER_KINDS),
 }
 _LEAST_COVER = 0.2  # of a patch, to be more than background
 _LEAST_VISIBLE, _LEAST_HEIGHT = 0.3, 0.1  # of a person, and of the view, to be counted

@@ -12,6 +12,7 @@ from PIL import Image as Pil
 from transformers import Idefics3ForConditionalGeneration
 
 from samples import vlm
+from samples.figures import LOWER_KINDS
 from samples.training.codebook import WIDTHS, Codebook, imagined
 from samples.training.facts import DEFAULT_PROMPT, description
 from samples.training.language import Language, thinned
@@ -46,6 +47,10 @@ def main() -> None:
         language.tokenizer.decode([token_of[row] for row in codebook.sentence(people).tolist() if row in token_of])
         for people in crowds
     ]
+    kinds = {codebook.rows[language.tokenizer.encode(f" {kind}", add_special_tokens=False)[0]] for kind in LOWER_KINDS}
+    kind_places = {
+        place for people in crowds for place, row in enumerate(codebook.sentence(people).tolist()) if row in kinds
+    }
     places = codebook.entropies(np.random.default_rng(3), sentences=300)
     few = thinned(layout, frozenset(range(70, 80)))
     with torch.no_grad():
@@ -69,6 +74,8 @@ def main() -> None:
             {
                 "looks_elsewhere": float((looked - asked).abs().sum(-1).max()),
                 "telling_places": (places > 0).nonzero().flatten().tolist(),
+                "kinds": len(kinds),
+                "kind_places": sorted(kind_places),
                 "said_places": sum(WIDTHS),
                 "same_ids": ids[before : before + layout.length] == list(layout.ids),
                 "prompt_tokens": len(ids),

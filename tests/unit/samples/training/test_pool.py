@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from samples.figures import LOWER_KINDS
 from samples.training import pool
 from samples.training.facts import description
 from samples.training.views import ACTIONS, NEAREST, SIDES, Person, View
@@ -41,6 +42,7 @@ def test_the_nearest_person_is_told_in_numbers(view: View) -> None:
     told = dict(zip(NEAREST, pool.nearest_answers(view.people), strict=True))
     assert ACTIONS[told["action"]] == "walking left"
     assert SIDES[told["place"]] in SIDES
+    assert LOWER_KINDS[told["lower_kind"]] == person.seen.look.lower_kind
     assert (told["bag"] < NEAREST["bag"] - 1) == (person.seen.look.bag is not None and person.shows_bag)
     assert all(0 <= told[name] < count for name, count in NEAREST.items())
     assert pool.nearest_answers(()) == [pool.UNKNOWN] * len(NEAREST)
