@@ -242,6 +242,7 @@ class ChatSession(BaseModel):
     session_id: str
     created_s: float
     turns: list[ChatTurn]
+    max_message_chars: int | None = None  # a longer message is refused
 
 
 class DocumentView(BaseModel):

@@ -103,7 +103,7 @@ class Chat:
             self._forget(self._sessions.pop(idle))
         session = Conversation(uuid.uuid4().hex, now_s())
         self._sessions[session.session_id] = session
-        return session.view()
+        return self._shown(session)
 
     def session(self, session_id: str) -> ChatSession:
         """A conversation with its turns.
@@ -111,7 +111,10 @@ class Chat:
         Raises:
             ChatError: There is none of that id.
         """
-        return self._find(session_id).view()
+        return self._shown(self._find(session_id))
+
+    def _shown(self, session: Conversation) -> ChatSession:
+        return session.view().model_copy(update={"max_message_chars": self._config.max_message_chars})
 
     async def ask(self, ask: ChatAsk) -> Answer:
         """Take a user's turn and start its answer.

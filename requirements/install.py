@@ -136,6 +136,7 @@ def _settings(app: Environment, config: Path) -> dict[str, object]:
     afresh = starts_afresh(app)
     if afresh or "No module named 'yaml'" in (answer := ask()).stderr:
         if afresh:
+            refuse_missing_libraries()
             create(app)
         lock = app.lock.read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:

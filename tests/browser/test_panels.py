@@ -99,7 +99,7 @@ def status(**server: Any) -> dict[str, Any]:
         },
         "engine": {
             "running": 3, "waiting": 1, "kv_cache_usage": 0.125, "prefix_cache_hit_rate": 0.5, "preemptions": 0,
-            "multimodal_cache_hit_rate": None, "tokens_per_step": 130.4, "age_s": 0.2,
+            "multimodal_cache_hit_rate": 0.25, "tokens_per_step": 130.4, "age_s": 0.2,
             "prompt_tokens_per_s": 212.0, "generation_tokens_per_s": 31.0,
         },
         "cameras": [camera()],
@@ -293,6 +293,17 @@ def test_a_camera_that_is_not_live_says_why(scene: Scene, state: str, detail: st
     expect(note).to_contain_text(detail)
 
 
+def test_a_live_camera_without_detection_says_so(scene: Scene) -> None:
+    scene.mount("pictures")
+    scene.say("status", **status())
+    scene.sockets[-1].send(frame((0, 0, 0)))
+    scene.page.locator("canvas[data-frames='1']").wait_for()
+    scene.say("status", **{**status(), "cameras": [camera(detail="no detection: the detector died")]})
+    expect(scene.page.locator(".note")).to_have_text("no detection: the detector died")
+    scene.say("status", **status())
+    expect(scene.page.locator(".note")).to_be_hidden()
+
+
 def test_no_camera_says_how_to_add_one(scene: Scene) -> None:
     scene.mount("pictures")
     scene.say("status", **{**status(), "cameras": []})
@@ -396,6 +407,7 @@ def test_latency_shows_both_classes_and_marks_a_missed_objective(scene: Scene) -
     expect(scene.page.get_by_text("4 stalls")).to_be_visible()
     expect(scene.page.get_by_text("256 tokens", exact=True)).to_be_visible()
     expect(scene.page.get_by_text("12.5 %")).to_be_visible()
+    expect(scene.page.get_by_text("50 % · 25 %")).to_be_attached()
     expect(scene.page.locator("tbody[data-class='document']")).to_be_hidden()
 
 

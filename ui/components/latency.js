@@ -259,7 +259,7 @@ export default panel(({ root, link, on, atEnd }) => {
     kv: fact("KV cache", "Share of the key-value cache in use", true),
     budget: fact("Step budget", "The most tokens one step of the engine may process"),
     chunk: fact("Long prefill", "The most tokens of one long prompt that a step may take"),
-    hits: fact("Prefix hits", "Share of prompt tokens found in the prefix cache"),
+    hits: fact("Prefix · picture hits", "Share of prompt tokens found in the prefix cache, and of pictures found in the multimodal cache"),
     preempted: fact("Preemptions", "Requests put back for want of cache, since the server started"),
     step: fact("Tokens a step", "Tokens the engine processed in a step, lately"),
     prefill: fact("Prefill", "Prompt tokens the engine processed a second, lately"),
@@ -354,7 +354,7 @@ export default panel(({ root, link, on, atEnd }) => {
     facts.step.set(engine.tokens_per_step === null ? "–" : engine.tokens_per_step.toFixed(0));
     facts.prefill.set(rate(engine.prompt_tokens_per_s));
     facts.decode.set(rate(engine.generation_tokens_per_s));
-    facts.hits.set(percent(engine.prefix_cache_hit_rate));
+    facts.hits.set(`${percent(engine.prefix_cache_hit_rate)} · ${percent(engine.multimodal_cache_hit_rate)}`);
     facts.preempted.set(count(engine.preemptions));
   }
 

@@ -211,6 +211,7 @@ class Tile {
     if (camera.state === "paused") return ["Paused", ""];
     if (camera.state === "ended") return ["The video has ended", camera.detail];
     if (!this.bitmap) return ["Waiting for the first picture", camera.detail];
+    if (camera.detail) return [camera.detail, ""];
     const age = (this.link.now() - this.frame.frame_s) * 1000;
     if (age > OLD_MS) return ["No new picture", `The last one is ${duration(age)} old.`];
     return ["", ""];

@@ -6,13 +6,27 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from pipeline.api import CameraView, ChatSession, ChatTurn, DescriptionView, Device, EngineView, ServerView, StatusView
+from pipeline.api import (
+    CameraView,
+    ChatSession,
+    ChatTurn,
+    DescriptionView,
+    Device,
+    DocumentView,
+    EngineView,
+    ServerView,
+    StatusView,
+)
 from tests.answering import answering
+from ui import panels
+from ui.service_client import ServiceClient, ServiceError
 
 APP = Path(__file__).parents[3] / "ui" / "app.py"
 
@@ -144,6 +158,34 @@ def test_a_refused_question_is_kept_with_the_reason(service: Service) -> None:
     assert "8 answers are in flight" in unsent["reason"]
 
 
+class Typed(dict[str, Any]):
+    """Streamlit's session state with a question as the chat input gives it; its own tests cannot drop a file."""
+
+    def __init__(self, text: str, *names: str) -> None:
+        files = [SimpleNamespace(name=name, type="application/pdf", read=lambda *_: b"%PDF-") for name in names]
+        self.question = SimpleNamespace(text=text, files=files)
+
+
+def test_a_question_whose_document_is_refused_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> DocumentView:
+        raise ServiceError("plan.pdf holds no text")
+
+    state = Typed("what does it say?", "plan.pdf")
+    monkeypatch.setattr(st, "session_state", state)
+    client = cast("ServiceClient", SimpleNamespace(add_document=refuse))
+    panels._ask(client, ChatSession(session_id="s1", created_s=0, turns=[]), "c1")
+    assert (state["unsent"]["text"], state["unsent"]["camera_id"]) == ("what does it say?", "c1")
+    assert "holds no text. Sent again, it goes without the document" in state["unsent"]["reason"]
+    assert "document_id" not in state["unsent"]
+
+
+def test_the_longest_message_is_the_services(service: Service) -> None:
+    service.sessions["old"] = ChatSession(session_id="old", created_s=0, turns=[], max_message_chars=123)
+    app = page()
+    app.query_params["chat"] = "old"
+    assert app.run().chat_input[0].max_chars == 123
+
+
 def test_search_asks_the_service_for_the_words(service: Service) -> None:
     app = page().run()
     app.text_input(key="search").set_value("  red jacket ").run()
@@ -182,7 +224,7 @@ def test_webcams_are_listed_and_one_click_adds_one(service: Service) -> None:
 
 def test_no_webcam_is_said(service: Service) -> None:
     app = page().run()
-    assert any("no webcam" in info.value for info in app.info)
+    assert any("No webcam is found" in info.value for info in app.info)
 
 
 def test_the_page_stands_when_the_service_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
