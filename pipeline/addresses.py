@@ -11,16 +11,21 @@ SAMPLES = ("sample", "sample-photos")
 SCHEMES = ("rtsp", "rtsps", "http", "https")
 
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-# user:something@ - but not host:port/ of an address that has an @ further on
-_PASSWORD = re.compile(r"^[a-z][a-z0-9+.-]*://(?!\[?[\w.:-]*\]?:\d+/)[^@]*:[^@]*@", re.IGNORECASE)
-_KEYS = r"password|passwd|pass|pwd|token|access_token|secret|api_?key|key|auth|sig|signature"
-_SECRET = re.compile(rf"(?i)([?&;](?:{_KEYS})=)(?!\{{password\}}(?:&|$))([^&\s'\"]+)")
+# user:something@ - but not host:port/ of an address that has an @ further on, unless a host seems to follow that one
+_USER = r"(?!\[?[\w.:-]*\]?:\d+/)[^@]*:[^@]*@"
+_USER_AND_DIGITS = r"[\w.-]*:\d+/[^?]*@(?:[^/@?]+[/:]|\d+(?:\.\d+){3}$)"
+_PASSWORD = re.compile(rf"(?i)^[a-z][a-z0-9+.-]*://(?:{_USER}|{_USER_AND_DIGITS})")
+# Recorders have them in the path, joined by underscores; other secrets have such common names that only queries count.
+_PASSWORDS = r"(?<![a-z0-9])(?:user|usr|login|admin)?(?:password|passwd|pass|pas|pwd|psw|pw)="
+_OTHERS = r"[?&;](?:(?:[a-z]+_)?token|secret|api_?key|key|auth|sig|signature)="
+_NONE = r"(?!(?:\{password\})?(?:[&;]|_[a-z]+=|$))"  # left empty, or a placeholder
+_SECRET = re.compile(rf"(?i)({_PASSWORDS}|{_OTHERS}){_NONE}([^&\s'\"]+)")
 _USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^\s'\"<>]*@")
 _PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"})
 
 
 def holds_password(source: str) -> bool:
-    """Whether an address carries a password, before its host or in its query."""
+    """Whether an address carries a password, before its host, in its path or in its query."""
     return bool(_PASSWORD.match(source)) or ("://" in source and bool(_SECRET.search(source)))
 
 
@@ -40,7 +45,7 @@ def kind_of(source: str) -> SourceKind:
     """
     if source in SAMPLES:
         return "sample"
-    if source.isdigit() or source.startswith("/dev/"):
+    if _is_webcam(source):
         return "webcam"
     scheme = _SCHEME.match(source)
     if scheme:
@@ -49,3 +54,12 @@ def kind_of(source: str) -> SourceKind:
         return "url"
     path = Path(source)
     return "pictures" if path.is_dir() or path.suffix.lower() in _PICTURE_SUFFIXES else "file"
+
+
+def is_local(source: str) -> bool:
+    """Whether it is a file, folder, picture or sample, from its looks alone: a file system may not answer."""
+    return not (_is_webcam(source) or _SCHEME.match(source))
+
+
+def _is_webcam(source: str) -> bool:
+    return source.isdigit() or source.startswith("/dev/")

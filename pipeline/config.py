@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from pipeline.addresses import holds_password, mask_source
+from pipeline.addresses import SAMPLES, holds_password
+from pipeline.overrides import ENV_PREFIX, ConfigError, Settings
 from serving.config import Port, PositiveInt, PositiveSeconds, ServingConfig, StrictModel
 
-ENV_PREFIX = "FRAMECHAT__"
+__all__ = [
+    "ENV_PREFIX",
+    "CameraConfig",
+    "ChatConfig",
+    "ComparisonsConfig",
+    "Config",
+    "ConfigError",
+    "DescribeConfig",
+    "DetectConfig",
+    "ServiceConfig",
+    "SourceConfig",
+    "StoreConfig",
+    "TriggerConfig",
+    "UiConfig",
+    "load_config",
+]
+
 _VARYING = re.compile(
     r"(?:\$?\{+\s*|%\(|\$)(?:time|date|now|today|id|uuid|track|person|camera|frame|count)\w*\s*[})]*", re.IGNORECASE
 )
-_SECRET_KEY = re.compile(r"password|secret|api_key$|token$", re.IGNORECASE)
 Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-class ConfigError(ValueError):
-    """The configuration cannot be used; the message is one line a setting, each naming key, value and mend."""
 
 
 class CameraConfig(StrictModel):
@@ -68,6 +80,15 @@ class SourceConfig(StrictModel):
     reconnect_backoff_max_s: PositiveSeconds = 30
     max_side_px: Annotated[int, Field(ge=32, le=16384)] = 4096  # larger pictures are refused as damaged
     picture_s: PositiveSeconds = 2.0  # how long each picture of a folder is shown
+
+    @model_validator(mode="after")
+    def _backs_off(self) -> Self:
+        if self.reconnect_backoff_s > self.reconnect_backoff_max_s:
+            raise ValueError(
+                f"reconnect_backoff_s is {self.reconnect_backoff_s:g}, allowed: at most reconnect_backoff_max_s "
+                f"({self.reconnect_backoff_max_s:g})"
+            )
+        return self
 
 
 class DetectConfig(StrictModel):
@@ -114,6 +135,24 @@ def _constant_prompt(value: str) -> str:
     return value
 
 
+def _schema_problem(schema: dict[str, Any]) -> str | None:
+    """What is wrong with a JSON schema, in words; None when nothing is."""
+    # Here and not above: it takes longer to import than all of this module.
+    from jsonschema import Draft202012Validator, SchemaError  # type: ignore[import-untyped]  # noqa: PLC0415
+    from jsonschema.validators import validator_for  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    try:
+        json.dumps(schema)
+        named = isinstance(schema.get("$schema", ""), str)
+        kind = validator_for(schema, default=Draft202012Validator) if named else Draft202012Validator
+        kind.check_schema(schema)
+    except (TypeError, ValueError) as error:  # a date, or a loop of YAML's references
+        return str(error)
+    except SchemaError as error:
+        return f"{error.json_path}: {' '.join(error.message.split())[:200]}"
+    return None
+
+
 class DescribeConfig(StrictModel):
     """What the model is shown and asked."""
 
@@ -131,6 +170,23 @@ class DescribeConfig(StrictModel):
     @classmethod
     def _constant(cls, value: str) -> str:
         return _constant_prompt(value)
+
+    @field_validator("json_schema")
+    @classmethod
+    def _is_a_schema(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        problem = _schema_problem(value) if value is not None else None
+        if problem is not None:
+            raise ValueError(f"is no JSON schema ({problem}), allowed: null or a valid one")
+        return value
+
+    @model_validator(mode="after")
+    def _starts_constant(self) -> Self:
+        if self.picture_first and not self.system_prompt.strip():
+            raise ValueError(
+                "picture_first is true and system_prompt is empty, allowed: false, or a system_prompt, for nothing "
+                "constant would come before the picture and the prefix cache would never help"
+            )
+        return self
 
 
 class ChatConfig(StrictModel):
@@ -217,12 +273,13 @@ class Config(StrictModel):
                 "allowed: at least 2, for two pictures are sent"
             )
         if server.base_url is None:
-            tokens = self.image_tokens_per_description()
+            tokens = self.prompt_tokens_per_description()
             room = server.max_model_len - self.serving.classes["camera"].max_tokens
-            if tokens >= room:
+            if tokens > room:
                 raise ValueError(
-                    f"describe sends {tokens} image tokens, allowed: below {room} (serving.server.max_model_len "
-                    "less serving.classes.camera.max_tokens); lower describe.picture_width_px/height_px or raise "
+                    f"describe sends about {tokens} tokens, {self.image_tokens_per_description()} of them image "
+                    f"tokens, allowed: at most {room} (serving.server.max_model_len less "
+                    "serving.classes.camera.max_tokens); lower describe.picture_width_px/height_px or raise "
                     "max_model_len"
                 )
         return self
@@ -234,9 +291,9 @@ class Config(StrictModel):
             ConfigError: The source is not acceptable, e.g. holds a password.
         """
         try:
-            camera = CameraConfig(name="camera 1", source=source, loop=source.startswith("sample"))
+            camera = CameraConfig(name="camera 1", source=source, loop=source in SAMPLES)
         except ValidationError as error:
-            raise ConfigError(_explain(error, "--source")) from error
+            raise ConfigError(Settings({}, "--source", CameraConfig).explain(error)) from error
         return self.model_copy(update={"cameras": [camera]})
 
     def image_tokens_per_description(self) -> int:
@@ -245,88 +302,17 @@ class Config(StrictModel):
         one = self.serving.server.image_tokens.count(self.describe.picture_width_px, self.describe.picture_height_px)
         return pictures * one
 
+    def prompt_tokens_per_description(self) -> int:
+        """About how many tokens its whole prompt has: image tokens, the marks between them, both prompts' text."""
+        # Here and not above: it brings httpx, which `--help` does without.
+        from pipeline.tokens import MESSAGE_TOKENS, estimate_tokens  # noqa: PLC0415
 
-def _set(tree: dict[str, Any], dotted: str, raw: str) -> None:
-    """Set one value; a number steps into a list (`cameras.0.source`), the number after its last item adds one."""
-    *parents, leaf = dotted.split(".")
-    node: Any = tree
-    for key, below in zip(parents, [*parents, leaf][1:], strict=True):
-        node = _step(node, key, dotted, [] if below.isdecimal() else {})
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{dotted} = {raw!r}: is not a YAML value") from error
-    if isinstance(node, list):
-        _step(node, leaf, dotted, value)
-        node[int(leaf)] = value
-    else:
-        node[leaf] = value
-
-
-def _step(node: Any, key: str, dotted: str, fresh: object) -> Any:
-    """The item `key` of a section or list, made from `fresh` where it is missing."""
-    if isinstance(node, list):
-        if not key.isdecimal() or int(key) > len(node):
-            raise ConfigError(f"{dotted}: {key} is no item of a list of {len(node)}, allowed: 0 to {len(node)}")
-        if int(key) == len(node):
-            node.append(fresh)
-        return node[int(key)]
-    if node.get(key) is None:
-        node[key] = fresh
-    child = node[key]
-    if not isinstance(child, dict | list) and isinstance(fresh, dict | list):
-        raise ConfigError(f"{dotted}: {key} is not a section")
-    return child
-
-
-def _shown(key: str, given: object) -> str:
-    """The value that was given, without what may be secret; nothing for whole sections."""
-    if isinstance(given, dict | list | StrictModel):
-        return ""
-    if _SECRET_KEY.search(key) or ".env." in key:
-        return " = ***"
-    masked = mask_source(given) if isinstance(given, str) else given
-    return f" = {masked!r}"
-
-
-def _section(keys: Sequence[int | str]) -> type[BaseModel] | None:
-    """The model class of the section that these keys lead to; None where it is not one of ours."""
-    node: Any = Config
-    for key in keys:
-        if isinstance(node, type) and issubclass(node, BaseModel):
-            field = node.model_fields.get(str(key))
-            node = None if field is None else field.annotation
-        elif get_origin(node) in (list, dict):
-            node = get_args(node)[-1]
-        else:
-            return None
-    return node if isinstance(node, type) and issubclass(node, BaseModel) else None
-
-
-def _unknown_key(keys: Sequence[int | str]) -> str:
-    """What to say of a key that does not exist: the nearest one, or all."""
-    section = _section(keys[:-1])
-    allowed = sorted(section.model_fields) if section is not None else []
-    near = get_close_matches(str(keys[-1]), allowed, n=1)
-    hint = "; secrets come from the environment only" if _SECRET_KEY.search(str(keys[-1])) else ""
-    if near:
-        return f"unknown key, allowed: {near[0]}?{hint}"
-    return f"unknown key, allowed: {', '.join(allowed)}{hint}" if allowed else f"unknown key{hint}"
-
-
-def _explain(error: ValidationError, where: str) -> str:
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"]) or "(whole file)"
-        message = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            message = _unknown_key(item["loc"])
-        elif item["type"] == "missing":
-            message = "is missing, allowed: a value"
-        elif "allowed" not in message:
-            message = f"allowed: {message.removeprefix('Input should be ')}"
-        lines.append(f"{where}: {key}{_shown(key, item['input'])}: {message}")
-    return "\n".join(lines)
+        shown = self.describe
+        pictures = 2 if shown.view == "both" else 1
+        marks = self.serving.server.image_tokens.separators(shown.picture_width_px, shown.picture_height_px)
+        texts = [text for text in (shown.system_prompt, shown.prompt) if text]
+        words = sum(MESSAGE_TOKENS + estimate_tokens(text) for text in texts)
+        return self.image_tokens_per_description() + pictures * marks + words
 
 
 def load_config(
@@ -355,15 +341,16 @@ def load_config(
         if not isinstance(loaded, dict | None):
             raise ConfigError(f"{path}: holds a {type(loaded).__name__}, allowed: sections with keys")
         tree = loaded or {}
+    settings = Settings(tree, where, Config)
     for name, value in sorted((environ if environ is not None else os.environ).items()):
         if name.startswith(ENV_PREFIX):
-            _set(tree, name.removeprefix(ENV_PREFIX).lower().replace("__", "."), value)
+            settings.override_from_environment(name, value)
     for item in overrides:
         dotted, equals, raw = item.partition("=")
         if not equals or not dotted:
             raise ConfigError(f"--set {item}: allowed: key.path=value")
-        _set(tree, dotted, raw)
+        settings.override(dotted.split("."), raw, "the command line")
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(settings.tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error, where)) from error
+        raise ConfigError(settings.explain(error)) from error

@@ -1,4 +1,4 @@
-"""Which addresses are this machine: a proxy from the environment has no business there."""
+"""Which addresses are this machine, and how it reaches itself: a proxy from the environment has no business there."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ def is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host)
         return address.is_loopback or address.is_unspecified
     return False
+
+
+def reachable_host(host: str) -> str:
+    """The address under which this machine reaches a server that listens on `host`, ready for a URL."""
+    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from serving.imagetokens import patch_grid, tiling
+from serving.address import reachable_host
+from serving.imagetokens import Tiling, patch_grid, tiling
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -33,6 +34,15 @@ _FLAG_KEYS = {
     "gpu-memory-utilization": "gpu_memory_utilization", "kv-cache-memory-bytes": "kv_cache_memory_bytes",
     "enable-logging-iteration-details": "log_steps", "limit-mm-per-prompt": "max_images_per_request",
 }  # fmt: skip
+# Keys of a request that something else rules; `extra_body` is merged last and would win.
+_RULED_KEYS = {
+    "max_tokens": "max_tokens of the class caps its answers",
+    "max_completion_tokens": "max_tokens of the class caps its answers",
+    "stream": "the client streams every answer, to time its tokens",
+    "stream_options": "the client asks for the usage of every answer, to count its tokens",
+    "model": "serving.server.served_model_name names the model",
+    "messages": "describe.prompt and the system_prompt of describe and chat make them",
+}
 
 
 class StrictModel(BaseModel):
@@ -88,8 +98,14 @@ class ImageTokens(StrictModel):
                 max_tokens=self.max_tokens,
             )
             return columns * rows
-        grid = tiling(width_px, height_px, longest_edge_px=self.longest_edge_px, tile_px=self.tile_px)
-        return grid.tiles * self.tokens_per_tile
+        return self._tiling(width_px, height_px).tiles * self.tokens_per_tile
+
+    def separators(self, width_px: int, height_px: int) -> int:
+        """Tokens around one picture and between its tiles, where the tokenizer has a mark for each."""
+        return 2 if self.kind == "patches" else self._tiling(width_px, height_px).separator_tokens
+
+    def _tiling(self, width_px: int, height_px: int) -> Tiling:
+        return tiling(width_px, height_px, longest_edge_px=self.longest_edge_px, tile_px=self.tile_px)
 
 
 class ServerConfig(StrictModel):
@@ -151,6 +167,11 @@ class ServerConfig(StrictModel):
                     "holds --api-key, allowed: flags without secrets, for every user of the machine can read a command "
                     "line; put the key into the environment variable that api_key_env names"
                 )
+            if "ssl" in flag.split("-"):
+                raise ValueError(
+                    f"holds --{flag}, allowed: flags without TLS, for our own server is asked over plain http:// and "
+                    "would never answer; end TLS in a proxy before it"
+                )
             if flag in _FLAG_KEYS:
                 raise ValueError(
                     f"holds {item}, allowed: flags without a key of their own; set serving.server.{_FLAG_KEYS[flag]}"
@@ -158,29 +179,42 @@ class ServerConfig(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _budget_is_possible(self) -> Self:
+    def _steps_are_possible(self) -> Self:
         if self.base_url is not None:
             return self
-        budget = self.max_num_batched_tokens
-        if budget < self.max_num_seqs:
+        budget, scheduled = self.max_num_batched_tokens, self.max_num_scheduled_tokens
+        if scheduled is not None and scheduled > budget:
             raise ValueError(
-                f"max_num_batched_tokens is {budget}, allowed: at least max_num_seqs ({self.max_num_seqs}), "
+                f"max_num_scheduled_tokens is {scheduled}, allowed: at most max_num_batched_tokens ({budget})"
+            )
+        key = "max_num_batched_tokens" if scheduled is None else "max_num_scheduled_tokens"
+        step = scheduled or budget
+        if step < self.max_num_seqs:
+            raise ValueError(
+                f"{key} is {step}, allowed: at least max_num_seqs ({self.max_num_seqs}), "
                 "for every running sequence may need one token of each step"
             )
-        if not self.enable_chunked_prefill and budget < self.max_model_len:
+        if not self.enable_chunked_prefill and step < self.max_model_len:
             raise ValueError(
-                f"enable_chunked_prefill is false and max_num_batched_tokens is {budget}, allowed: at least "
+                f"enable_chunked_prefill is false and {key} is {step}, allowed: at least "
                 f"max_model_len ({self.max_model_len}), for an unchunked prompt must fit one step"
             )
-        if self.max_num_scheduled_tokens is not None and self.max_num_scheduled_tokens > budget:
+        return self
+
+    @model_validator(mode="after")
+    def _limits_are_possible(self) -> Self:
+        if self.base_url is not None:
+            return self
+        threshold = self.long_prefill_token_threshold
+        for key in ("max_num_batched_tokens", "max_model_len"):
+            if threshold > getattr(self, key):
+                raise ValueError(
+                    f"long_prefill_token_threshold is {threshold}, allowed: 0 (off) to {key} ({getattr(self, key)})"
+                )
+        if self.restart_backoff_s > self.restart_backoff_max_s:
             raise ValueError(
-                f"max_num_scheduled_tokens is {self.max_num_scheduled_tokens}, allowed: at most "
-                f"max_num_batched_tokens ({budget})"
-            )
-        if self.long_prefill_token_threshold > budget:
-            raise ValueError(
-                f"long_prefill_token_threshold is {self.long_prefill_token_threshold}, allowed: 0 (off) to "
-                f"max_num_batched_tokens ({budget})"
+                f"restart_backoff_s is {self.restart_backoff_s:g}, allowed: at most restart_backoff_max_s "
+                f"({self.restart_backoff_max_s:g})"
             )
         return self
 
@@ -189,8 +223,7 @@ class ServerConfig(StrictModel):
         """Base URL of the OpenAI-compatible API, ending in /v1 for a server of ours."""
         if self.base_url is not None:
             return self.base_url.rstrip("/")
-        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host  # noqa: S104 - compared, not bound
-        return f"http://{host}:{self.port}/v1"
+        return f"http://{reachable_host(self.host)}:{self.port}/v1"
 
 
 class Timeouts(StrictModel):
@@ -214,6 +247,14 @@ class ClassConfig(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     priority: int = 0  # used with scheduling_policy: priority; lower is served first
     extra_body: dict[str, Any] = {}  # passed to the server as it is
+
+    @field_validator("extra_body")
+    @classmethod
+    def _no_ruled_key(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, ruler in _RULED_KEYS.items():
+            if key in value:
+                raise ValueError(f"holds {key}, allowed: keys that nothing else rules; {ruler}")
+        return value
 
 
 DEFAULT_CLASSES = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import uvicorn
 from rich.console import Console
 
+from serving.address import reachable_host
 from serving.compiled import is_compiled
 from serving.config import ServerConfig
 from serving.mock.api import MockSettings, create_app
@@ -54,7 +55,8 @@ def serve_mock(settings: MockSettings, host: str, port: int) -> None:
     if not is_compiled():
         console.print("Compiling the simulator once, some 20 seconds...")
     app = create_app(settings)
-    console.print(f"Simulated {settings.served_name}: the API is at http://{host}:{port}/v1. Ctrl-C stops it.")
+    url = f"http://{reachable_host(host)}:{port}/v1"
+    console.print(f"Simulated {settings.served_name}: the API is at {url}. Ctrl-C stops it.")
     console.print(f"Step times: {settings.step_time.source}.")
-    console.print(f"Try: framechat up --server-url http://{host}:{port}/v1")
+    console.print(f"Try: framechat up --server-url {url}")
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=_STOP_S)

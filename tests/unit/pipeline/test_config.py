@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,20 @@ def camera(**values: Any) -> dict[str, Any]:
         pytest.param(server(long_prefill_token_threshold=512, max_num_batched_tokens=256),
                      ["long_prefill_token_threshold is 512", "0 (off) to max_num_batched_tokens (256)"],
                      id="threshold above the budget"),
+        pytest.param(server(long_prefill_token_threshold=600, max_num_batched_tokens=1024, max_model_len=512),
+                     ["long_prefill_token_threshold is 600", "0 (off) to max_model_len (512)"],
+                     id="threshold above the model length"),
+        pytest.param(server(max_num_scheduled_tokens=8, max_num_batched_tokens=256, max_num_seqs=16),
+                     ["max_num_scheduled_tokens is 8", "at least max_num_seqs (16)"],
+                     id="scheduled tokens below max_num_seqs"),
+        pytest.param(server(enable_chunked_prefill=False, max_num_batched_tokens=4096, max_num_scheduled_tokens=1024),
+                     ["enable_chunked_prefill is false", "max_num_scheduled_tokens is 1024",
+                      "at least max_model_len (4096)"], id="unchunked, steps below the model length"),
+        pytest.param(server(restart_backoff_s=90), ["restart_backoff_s is 90", "at most restart_backoff_max_s (60)"],
+                     id="a first restart pause above the longest"),
+        pytest.param({"source": {"reconnect_backoff_s": 40}},
+                     ["reconnect_backoff_s is 40", "at most reconnect_backoff_max_s (30)"],
+                     id="a first reconnect pause above the longest"),
         pytest.param(server(gpu_memory_utilization=1.5), ["gpu_memory_utilization = 1.5", "less than or equal to 1"],
                      id="more than the whole GPU"),
         pytest.param(server(device="tpu"), ["serving.server.device = 'tpu'", "'cpu' or 'gpu'"], id="device"),
@@ -65,6 +81,12 @@ def camera(**values: Any) -> dict[str, Any]:
                      id="API key on the command line"),
         pytest.param(server(extra_args=["--max-num-seqs=4"]),
                      ["extra_args", "--max-num-seqs=4", "serving.server.max_num_seqs"], id="a flag that has a key"),
+        pytest.param(server(extra_args=["--ssl-certfile", "s3cret.pem"]),
+                     ["serving.server.extra_args", "--ssl-certfile", "http://", "proxy"], id="TLS"),
+        pytest.param(server(extra_args=["--ssl_keyfile=s3cret.pem"]), ["--ssl-keyfile", "http://"], id="TLS's key"),
+        pytest.param(server(extra_args=["--enable-ssl-refresh"]), ["--enable-ssl-refresh"], id="TLS's refresh"),
+        pytest.param(server(extra_args=["--limit-mm-per-prompt", "{}"]),
+                     ["--limit-mm-per-prompt", "serving.server.max_images_per_request"], id="pictures a request"),
         pytest.param(server(api_key="s3cret"), ["serving.server.api_key = ***", "environment"], id="a secret as a key"),
         pytest.param({"serving": {"classes": CLASSES | {"chat": CLASSES["chat"] | {"ttft_p95_ms": 0}}}},
                      ["serving.classes.chat.ttft_p95_ms = 0", "greater than 0"], id="an SLO of 0"),
@@ -85,7 +107,13 @@ def camera(**values: Any) -> dict[str, Any]:
         pytest.param(camera(rotate=45), ["cameras.0.rotate = 45", "0, 90, 180 or 270"], id="rotation"),
         pytest.param({"service": {"port": 8000}}, ["service.port", "8000", "every port once"], id="a port twice"),
         pytest.param({"serving": {"server": {"max_model_len": 600}, "classes": CLASSES}},
-                     ["576 image tokens", "below 536"], id="a picture longer than the model"),
+                     ["576 of them image tokens", "at most 536"], id="a picture longer than the model"),
+        # 576 image tokens alone would fit: 23 marks between the tiles and the words do not.
+        pytest.param({"serving": {"server": {"max_model_len": 680}, "classes": CLASSES}},
+                     ["about 621 tokens", "at most 616"], id="a picture with its marks longer than the model"),
+        pytest.param({"serving": {"server": {"max_model_len": 800}, "classes": CLASSES},
+                      "describe": {"system_prompt": "Say what you see. " * 30}},
+                     ["about 809 tokens", "at most 736"], id="a picture with its prompts longer than the model"),
         pytest.param({"describe": {"view": "both"}, "serving": {"server": {"max_images_per_request": 1}}},
                      ["describe.view is both", "max_images_per_request is 1", "at least 2"], id="two pictures"),
         pytest.param({"describe": {"prompt": "{time}: who is there?"}},
@@ -94,6 +122,15 @@ def camera(**values: Any) -> dict[str, Any]:
                      ["describe.system_prompt", "${camera_name}", "constant text"], id="a camera's name in the prompt"),
         pytest.param({"chat": {"system_prompt": "Today is {{ date }}."}}, ["chat.system_prompt", "{{ date }}"],
                      id="a date in the chat's prompt"),
+        pytest.param({"describe": {"picture_first": True, "system_prompt": " "}},
+                     ["picture_first is true", "system_prompt is empty", "prefix cache"],
+                     id="nothing constant before the picture"),
+        pytest.param({"describe": {"json_schema": {"properties": {"coat": {"type": "text"}}}}},
+                     ["describe.json_schema", "$.properties.coat.type", "'text'"], id="no JSON schema"),
+        pytest.param({"describe": {"json_schema": {"default": date(2020, 1, 1)}}},
+                     ["describe.json_schema", "date is not JSON"], id="a schema that JSON cannot hold"),
+        pytest.param({"describe": {"json_schema": {"$schema": {}}}}, ["describe.json_schema", "$schema"],
+                     id="a schema of no dialect"),
         pytest.param({"describe": {"prompt": ""}}, ["describe.prompt = ''", "at least 1 character"], id="no prompt"),
     ],
 )  # fmt: skip
@@ -105,6 +142,63 @@ def test_refused(tmp_path: Path, tree: dict[str, Any], expected: list[str]) -> N
     assert any(all(part in line for part in expected) for line in lines), str(caught.value)
     assert "s3cret" not in str(caught.value)
     assert "pw@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "ruler"),
+    [
+        pytest.param("max_tokens", 100_000, "max_tokens of the class", id="cap"),
+        pytest.param("max_completion_tokens", 100_000, "max_tokens of the class", id="the cap's newer name"),
+        pytest.param("stream", False, "streams every answer", id="stream"),
+        pytest.param("stream_options", {}, "usage", id="stream options"),
+        pytest.param("model", "other", "serving.server.served_model_name", id="model"),
+        pytest.param("messages", [], "describe.prompt", id="messages"),
+    ],
+)
+def test_extra_body_overrides_no_other_setting(tmp_path: Path, key: str, value: object, ruler: str) -> None:
+    tree = {"serving": {"classes": {"chat": {"extra_body": {"top_k": 1, key: value}}}}}
+    with pytest.raises(ConfigError, match=rf"serving\.classes\.chat\.extra_body: holds {key}, allowed: .*{ruler}"):
+        load(tmp_path, tree)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"type": "object", "properties": {"coat": {"enum": ["red", "blue"]}}}, id="today's"),
+        pytest.param(
+            {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]},
+            id="of an older dialect",
+        ),
+    ],
+)
+def test_json_schemas_are_taken(tmp_path: Path, schema: dict[str, Any]) -> None:
+    assert load(tmp_path, {"describe": {"json_schema": schema}}).describe.json_schema == schema
+
+
+@pytest.mark.parametrize(
+    ("values", "tokens"),
+    [
+        pytest.param({}, 576 + 23 + 8 + 14, id="tiles"),
+        pytest.param({"describe": {"view": "both"}}, 2 * (576 + 23) + 8 + 14, id="two pictures"),
+        pytest.param(server(image_tokens={"kind": "patches"}), 512 + 2 + 8 + 14, id="patches"),
+    ],
+)
+def test_prompt_tokens_of_a_description(tmp_path: Path, values: dict[str, Any], tokens: int) -> None:
+    """The marks around pictures and tiles, and the prompt's 41 bytes, are counted."""
+    assert load(tmp_path, values).prompt_tokens_per_description() == tokens
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        pytest.param("127.0.0.1", "http://127.0.0.1:8000/v1", id="IPv4"),
+        pytest.param("0.0.0.0", "http://127.0.0.1:8000/v1", id="every address"),  # noqa: S104 - not bound
+        pytest.param("::1", "http://[::1]:8000/v1", id="IPv6"),
+        pytest.param("::", "http://[::1]:8000/v1", id="every address, IPv6"),
+    ],
+)
+def test_the_endpoint_of_our_server(tmp_path: Path, host: str, expected: str) -> None:
+    assert load(tmp_path, server(host=host)).serving.server.endpoint == expected
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
@@ -144,27 +238,6 @@ def test_constant_prompts_are_taken(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, {"describe": {"prompt": text}}).describe.prompt == text
 
 
-def test_order_of_overrides(tmp_path: Path) -> None:
-    """File, then environment, then the command line."""
-    path = tmp_path / "deployment.yaml"
-    path.write_text(yaml.safe_dump(server(port=8001, max_num_seqs=4, max_model_len=2048)))
-    environ = {
-        "FRAMECHAT__SERVING__SERVER__PORT": "8002",
-        "FRAMECHAT__SERVING__SERVER__MAX_NUM_SEQS": "5",
-        "OTHER": "x",
-    }
-    config = load_config(path, overrides=["serving.server.port=8003"], environ=environ)
-    found = config.serving.server
-    assert (found.port, found.max_num_seqs, found.max_model_len) == (8003, 5, 2048)
-
-
-def test_overrides_reach_lists(tmp_path: Path) -> None:
-    config = load(tmp_path, camera(), overrides=["cameras.0.source=1", "cameras.1.name=b", "cameras.1.source=sample"])
-    assert [(item.name, item.source) for item in config.cameras] == [("door", "1"), ("b", "sample")]
-    config = load_config(None, environ={"FRAMECHAT__CAMERAS": '[{"name": "a", "source": 2}]'})
-    assert config.cameras[0].source == "2"
-
-
 def test_one_key_of_a_class_leaves_the_others_at_their_defaults(tmp_path: Path) -> None:
     defaults = load_config(None, environ={}).serving.classes
     override = "serving.classes.camera.extra_body={top_k: 1}"
@@ -176,25 +249,11 @@ def test_one_key_of_a_class_leaves_the_others_at_their_defaults(tmp_path: Path) 
     assert classes["document"] == defaults["document"]
 
 
-@pytest.mark.parametrize(
-    ("item", "expected"),
-    [
-        pytest.param("port", "allowed: key.path=value", id="no value"),
-        pytest.param("=5", "allowed: key.path=value", id="no key"),
-        pytest.param("ui.port=[", "ui.port = '\\['", id="not YAML"),
-        pytest.param("detect.rate_hz.x=1", "detect.rate_hz", id="below a value"),
-        pytest.param("cameras.3.name=x", "3 is no item of a list of 0", id="a hole in a list"),
-        pytest.param("cameras.first.name=x", "allowed: ", id="a name in a list"),
-    ],
-)
-def test_overrides_that_are_refused(tmp_path: Path, item: str, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        load(tmp_path, {}, overrides=[item])
-
-
 def test_source_on_the_command_line() -> None:
     config = Config().with_source("sample")
     assert [(item.source, item.loop) for item in config.cameras] == [("sample", True)]
+    assert config.with_source("sample-photos").cameras[0].loop
+    assert not config.with_source("samples/street.mp4").cameras[0].loop, "a file of one's own plays once"
     with pytest.raises(ConfigError, match="password_env") as caught:
         config.with_source("rtsp://me:pw@10.0.0.1/live")
     assert "pw" not in str(caught.value).replace("password", "")
@@ -230,6 +289,46 @@ def test_the_default_lists_every_key() -> None:
     path = CONFIGS / "sample.yaml"
     complete = load_config(path, environ={}).model_dump(mode="json")
     assert keys_of(complete) == keys_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+# Where sample.yaml has a value of its own, and what the code's default is as its comment says it.
+OWN_VALUES: dict[str, tuple[object, str]] = {
+    "cameras": ([], "none"),
+    "detect.confidence": (0.25, "0.25"),
+    "detect.weights": ("yolo26n.pt", "yolo26n.pt"),
+    "serving.server.enforce_eager": (False, "false"),
+    "serving.server.kv_cache_memory_bytes": (None, "null"),
+    "serving.server.long_prefill_token_threshold": (0, "0"),
+}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> dict[str, object]:
+    """Dotted keys whose values differ, with that of `one`."""
+    found: dict[str, object] = {}
+    for key, value in one.items():
+        if isinstance(value, dict) and isinstance(other[key], dict) and value.keys() == other[key].keys():
+            found |= differing(value, other[key], f"{prefix}{key}.")
+        elif value != other[key]:
+            found[prefix + key] = value
+    return found
+
+
+def test_the_default_lists_the_codes_defaults_and_names_the_others() -> None:
+    path = CONFIGS / "sample.yaml"
+    listed = load_config(path, environ={}).model_dump(mode="json")
+    assert differing(Config().model_dump(mode="json"), listed) == {key: own[0] for key, own in OWN_VALUES.items()}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for key, (_, said) in OWN_VALUES.items():
+        leaf = key.rpartition(".")[2]
+        assert any(re.search(rf"^ *{leaf}:.*# default: {re.escape(said)}(?![\w.])", line) for line in lines), key
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_deployment_says_itself_what_the_default_does_otherwise(path: Path) -> None:
+    """Whoever reads sample.yaml for what is left out would be wrong about these."""
+    given = keys_of(yaml.safe_load(path.read_text(encoding="utf-8")))
+    attached = load_config(path, environ={}).serving.server.base_url is not None
+    assert {key for key in OWN_VALUES if not (attached and key.startswith("serving.server."))} <= given
 
 
 def test_the_default_really_chunks() -> None:
