@@ -7,6 +7,7 @@ on stdin, answers on stdout, pictures through shared memory. The far side ends w
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import queue
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from typing import Any, Literal
 import cv2
 import numpy as np
 
-from pipeline.childprocess import ending, start_child
+from pipeline.childprocess import ChildLog, start_child
 from pipeline.config import DetectConfig
 from pipeline.detector import Detector, DetectorError
 from pipeline.frame import Detection, Image
@@ -63,6 +65,7 @@ class DetectorProcess:
         self._lock = threading.Lock()
         self._status = DetectorStatus("starting", "loading the detector")
         self._frames = SharedFrames(_MAX_SIDE_PX * _MAX_SIDE_PX * 3)
+        self._log = ChildLog("detector")
         self._index = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._buffer = b""
@@ -156,9 +159,10 @@ class DetectorProcess:
         if self._closed:
             raise DetectorError("the detector is closed")
         if self._process is not None and self._process.poll() is None:
+            self._log.keep_small()
             return self._process
         if self._process is not None:
-            self._died(f"the detector died ({ending(self._process.returncode)})")
+            self._died(f"the detector died ({self._log.ending(self._process.returncode)})")
         left = self._rest_until - time.monotonic()
         if left > 0:
             again = f"; next try in {left:.0f} s" if left < float("inf") else ""
@@ -170,7 +174,7 @@ class DetectorProcess:
         self._starts += 1
         self._status = DetectorStatus("starting", "loading the detector", restarts=restarts)
         self._buffer = b""
-        process = start_child("pipeline.detect_process", self._frames.fd)
+        process = start_child("pipeline.detect_process", self._frames.fd, self._log)
         self._process = process
         answer = self._ask(process, self.config.model_dump(mode="json"), _START_TIMEOUT_S)
         if "error" in answer:
@@ -204,7 +208,7 @@ class DetectorProcess:
                     break
                 data = os.read(process.stdout.fileno(), 65536)
                 if not data:
-                    detail = f"the detector died ({ending(process.wait())})"
+                    detail = f"the detector died ({self._log.ending(process.wait())})"
                     break
                 self._buffer += data
         line, newline, rest = self._buffer.partition(b"\n")
@@ -246,6 +250,7 @@ def _serve(detector: Detector, frames: SharedFrames, request: dict[str, Any]) ->
 def main() -> None:
     """Load the model, then answer requests until stdin closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(all_threads=False)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -278,7 +283,8 @@ def main() -> None:
         request = requests.get()
         try:
             answer(_serve(detector, frames, request))
-        except Exception as error:  # one bad picture must not end detection; said in one line
+        except Exception as error:  # one bad picture must not end detection; said in one line, the rest in the log
+            traceback.print_exc()
             answer({"error": f"detection failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"})
 
 

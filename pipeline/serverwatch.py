@@ -108,7 +108,6 @@ class ServerWatch:
         """Close the connections."""
         await self._http.aclose()
         await self._metrics.close()
-        await self._metrics.close()
 
     # --- one poll --------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class ServerWatch:
         if now_s() - self._facts_at_s < _DESCRIBE_EVERY_S:
             return
         with contextlib.suppress(ServerError):  # it answers; what it is will be known at the next try
-            self._facts = await describe_running(self._endpoint, self._api_key)
+            self._facts = await describe_running(self._endpoint, self._api_key, model=self._config.served_model_name)
             self._facts_at_s = now_s()
 
     def _moved_budget(self) -> int | None:

@@ -12,9 +12,11 @@ from typing import IO, Any
 
 from pipeline.addresses import mask_source
 from pipeline.api import DescriptionView
-from pipeline.config import Config
+from pipeline.childprocess import logs_in
+from pipeline.config import Config, ConfigError
 from pipeline.database import StoreError
 from pipeline.feed import ACTIVE_STATES, Subscription
+from pipeline.runfolder import MODEL_SERVER_LOG, make_run_folder, write_config
 from pipeline.runtime import Runtime
 from pipeline.serverwatch import api_headers
 from pipeline.sourcecheck import check_source
@@ -30,6 +32,7 @@ EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 _LOOK_S = 0.2
 _PROGRESS_EVERY_S = 5.0
+_TAIL_LINES = 12
 
 
 def run_watch(config: Config, *, jsonl: Path | None = None) -> int:
@@ -43,8 +46,8 @@ def run_watch(config: Config, *, jsonl: Path | None = None) -> int:
         jsonl: Written anew, one JSON object a description.
 
     Returns:
-        The exit code: 0 done, 1 a source or every description failed, 2 wrong input, 3 server unreachable, 130
-        interrupted.
+        The exit code: 0 done, 1 a source, every description or our own server failed, 2 wrong input, 3 somebody else's
+        server cannot be used, 130 interrupted.
     """
     config = config.model_copy(
         update={"cameras": [camera.model_copy(update={"loop": False}) for camera in config.cameras]}
@@ -61,7 +64,7 @@ def run_watch(config: Config, *, jsonl: Path | None = None) -> int:
         return _fail(f"{jsonl}: cannot be written ({error.strerror}); choose another --jsonl file", EXIT_USAGE)
     try:
         return asyncio.run(_Watch(config, output).run())
-    except StoreError as error:
+    except (ConfigError, StoreError) as error:
         return _fail(str(error), EXIT_FAILED)
     finally:
         if output is not None:
@@ -107,12 +110,21 @@ class _Watch:
 
     async def _work(self) -> int:
         try:
-            await self._find_server()
+            found = await self._find_server()
+            folder = make_run_folder(self._config)
+            write_config(self._config, folder)
+            _note(f"Logs: {folder}")
+            if not found:
+                await self._start_server(folder)
         except ServerError as error:
-            return _fail(str(error), EXIT_UNREACHABLE)
+            return self._without_server(error)
         except asyncio.CancelledError:
             await self._stop_server()
             raise
+        with logs_in(folder):
+            return await self._describe()
+
+    async def _describe(self) -> int:
         keeper = asyncio.create_task(self._server.watch()) if self._server is not None else None
         runtime = Runtime(self._config)
         try:
@@ -173,28 +185,45 @@ class _Watch:
 
     # --- the model server --------------------------------------------------------------------------------------------
 
-    async def _find_server(self) -> None:
-        """Use the server that answers, or start ours.
+    async def _find_server(self) -> bool:
+        """Whether a server answers; when not, ours is to be started.
 
         Raises:
-            ServerError: Nobody answers and it is not ours to start, or ours does not start.
+            ServerError: Nobody answers and it is not ours to start, or it cannot be used.
         """
         server = self._config.serving.server
         key, _ = api_headers(self._config)
         try:
-            running = await describe_running(server.endpoint, key)
+            running = await describe_running(server.endpoint, key, model=server.served_model_name)
         except UnreachableError as error:
             if server.base_url is not None:
                 raise ServerError(f"{error}; start it, or leave out --server-url") from error
-        else:
-            _note(f"using the model server at {server.endpoint} with {running.model}")
-            return
-        folder = self._config.run_folder / time.strftime("%Y%m%d-%H%M%S")
-        log = folder / "server.log"
-        _note(f"no model server at {server.endpoint}: starting one, log in {log}")
-        self._server = ModelServer(server, log_path=log, on_state=self._progress)
+            return False
+        _note(f"using the model server at {server.endpoint}: {running.in_words()}")
+        return True
+
+    async def _start_server(self, folder: Path) -> None:
+        """Start ours.
+
+        Raises:
+            ServerError: It does not start.
+        """
+        server = self._config.serving.server
+        _note(f"no model server at {server.endpoint}: starting one")
+        self._server = ModelServer(server, log_path=folder / MODEL_SERVER_LOG, on_state=self._progress)
         await self._server.start()
         await self._server.wait_ready()
+
+    def _without_server(self, error: ServerError) -> int:
+        """Say why, with what our own server said last."""
+        server = self._server
+        if server is None:
+            attached = self._config.serving.server.base_url is not None
+            return _fail(str(error), EXIT_UNREACHABLE if attached else EXIT_FAILED)
+        _fail(str(error), EXIT_FAILED)
+        if lines := server.log_tail(_TAIL_LINES):
+            _note("\n  ".join([f"Last lines of {server.current_log}:", *lines]))
+        return EXIT_FAILED
 
     def _progress(self, status: ServerStatus) -> None:
         text, at_s = self._last_progress

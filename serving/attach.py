@@ -24,7 +24,10 @@ class UnreachableError(ServerError):
 class RunningServer:
     """What a running OpenAI-compatible server says of itself; None where it does not say.
 
-    `simulated` is what a simulated server simulates, and None for a real one.
+    Attributes:
+        model: The one that requests name.
+        models: All that it lists.
+        simulated: What a simulated server simulates; None for a real one.
     """
 
     model: str
@@ -36,6 +39,21 @@ class RunningServer:
     long_prefill_token_threshold: int | None = None
     simulated: str | None = None
 
+    @property
+    def step_budget(self) -> int | None:
+        """The most tokens one step may process."""
+        return self.max_num_scheduled_tokens or self.max_num_batched_tokens
+
+    def in_words(self) -> str:
+        """For a user: `vLLM 0.32.0 with qwen, 8192 tokens of context, step budget 2048`."""
+        software = f"vLLM {self.version}" if self.version else "OpenAI-compatible server"
+        words = [f"{software} with {self.model}{'' if self.model in self.models else ' (which it does not list)'}"]
+        if self.max_model_len:
+            words.append(f"{self.max_model_len} tokens of context")
+        if self.step_budget:
+            words.append(f"step budget {self.step_budget}")
+        return ", ".join(words)
+
 
 async def _get_json(client: httpx.AsyncClient, url: str) -> Any:
     """The JSON of an optional page; None when the server does not have it."""
@@ -46,12 +64,15 @@ async def _get_json(client: httpx.AsyncClient, url: str) -> Any:
     return None
 
 
-async def describe_running(endpoint: str, api_key: str | None = None, *, timeout_s: float = 5.0) -> RunningServer:
+async def describe_running(
+    endpoint: str, api_key: str | None = None, *, model: str | None = None, timeout_s: float = 5.0
+) -> RunningServer:
     """Ask a server which model it serves, and what it runs with as far as it tells.
 
     Args:
         endpoint: Base URL of the API, usually ending in /v1.
         api_key: Sent as a bearer token.
+        model: The one that requests will name (`served_model_name`); None: the first that the server lists.
         timeout_s: For each answer.
 
     Raises:
@@ -83,11 +104,13 @@ async def describe_running(endpoint: str, api_key: str | None = None, *, timeout
         # Only there when vLLM runs in its development mode.
         info = await _get_json(client, f"{root}/server_info?config_format=json")
     scheduler = _dig(info, "vllm_config", "scheduler_config")
+    # An adapter of vLLM's comes without a length: it has its base model's, which is listed first.
+    asked = next((card for card in cards if card["id"] == model), first)
     return RunningServer(
-        model=str(first["id"]),
+        model=model or str(first["id"]),
         models=tuple(str(card["id"]) for card in cards),
         version=_text(_dig(version, "version")),
-        max_model_len=_number(first.get("max_model_len")),
+        max_model_len=_number(asked.get("max_model_len")) or _number(first.get("max_model_len")),
         max_num_batched_tokens=_number(_dig(scheduler, "max_num_batched_tokens")),
         max_num_scheduled_tokens=_number(_dig(scheduler, "max_num_scheduled_tokens")),
         long_prefill_token_threshold=_number(_dig(scheduler, "long_prefill_token_threshold")),

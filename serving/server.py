@@ -70,6 +70,8 @@ class ModelServer:
     ) -> None:
         self.config = config
         self.log_path = log_path
+        #: The log that tells most now: the builder's while the sample model is built, and where that failed.
+        self.current_log = log_path
         self._on_state = on_state or (lambda _status: None)
         self._environ = os.environ if environ is None else environ
         self._process: GuardedProcess | None = None
@@ -127,6 +129,7 @@ class ModelServer:
                 return
             self._say(state, "starting vLLM")
             self._lines.clear()
+            self.current_log = self.log_path
             self._follower = LogFollower(self.log_path)
             plugin = self._scheduler_plugin(python)
             self._process = GuardedProcess(
@@ -166,7 +169,7 @@ class ModelServer:
 
     async def _build_sample(self, python: Path, state: State) -> None:
         """In a process of its own, so that Ctrl-C ends it at once."""
-        log_path = self.log_path.with_name("sample-model.log")
+        self.current_log = log_path = self.log_path.with_name("sample-model.log")
         follower = LogFollower(log_path)
         self._process = builder = GuardedProcess(
             sample_builder(python),
@@ -177,14 +180,15 @@ class ModelServer:
         )
         await builder.start()
         ended = asyncio.ensure_future(builder.wait())
-        line = "building the sample model"
+        line = ""
         while not ended.done():
             line = ([line, *follower.lines()])[-1]
-            self._say(state, line)
+            self._say(state, line or "building the sample model")
             await asyncio.wait({ended}, timeout=_TICK_S)
-        if ended.result() != 0:
+        if (code := ended.result()) != 0:
             line = ([line, *follower.lines()])[-1]
-            raise ServerError(line if not self._stopping else "stopped")
+            failed = f"building the sample model {describe_exit(code)}{line and f': {line}'}; see {log_path}"
+            raise ServerError(failed if not self._stopping else "stopped")
 
     # -- ready ---------------------------------------------------------------------------------------------------
 
@@ -200,14 +204,14 @@ class ModelServer:
                 await self._wait_attached(deadline)
             else:
                 await self._wait_health(deadline)
-            running = await describe_running(self.config.endpoint, self.api_key, timeout_s=_HEALTH_TIMEOUT_S)
+            running = await self._describe()
         except ServerError as error:
             if self._process is not None:
                 await self._process.stop()
             self._say("down", str(error), pid=None)
             raise
         self._was_ready = True
-        self._say("ready", self._introduction(running), **self._budgets(running))
+        self._say_ready(running)
         return self.status
 
     async def _wait_health(self, deadline: float) -> None:
@@ -278,13 +282,17 @@ class ModelServer:
             ),
         }
 
-    def _introduction(self, running: RunningServer) -> str:
-        software = f"vLLM {running.version}" if running.version else "OpenAI-compatible server"
-        length = f", {running.max_model_len} tokens of context" if running.max_model_len else ""
+    def _say_ready(self, running: RunningServer) -> None:
+        known = self._budgets(running)
         found = "found " if self.config.base_url is not None else ""
         unrecorded = self.no_plugin if self.config.base_url is None and self.config.scheduler_plugin else None
         without = f"; its steps are not recorded: {unrecorded}" if unrecorded else ""
-        return f"{found}{software} with {running.model}{length}{without}"
+        self._say("ready", f"{found}{dataclasses.replace(running, **known).in_words()}{without}", **known)
+
+    async def _describe(self) -> RunningServer:
+        return await describe_running(
+            self.config.endpoint, self.api_key, model=self.config.served_model_name, timeout_s=_HEALTH_TIMEOUT_S
+        )
 
     # -- watch ---------------------------------------------------------------------------------------------------
 
@@ -356,12 +364,12 @@ class ModelServer:
         while not self._stopping:
             await asyncio.sleep(_ATTACHED_INTERVAL_S)
             try:
-                running = await describe_running(self.config.endpoint, self.api_key, timeout_s=_HEALTH_TIMEOUT_S)
+                running = await self._describe()
             except ServerError as error:
                 self._say("down", str(error))
             else:
                 if self.status.state != "ready":
-                    self._say("ready", self._introduction(running), **self._budgets(running))
+                    self._say_ready(running)
 
     async def stop(self) -> None:
         """Stop the server and everything it started; returns when they are gone. An attached one is left alone."""
@@ -372,8 +380,8 @@ class ModelServer:
             self._say("down", "stopped", pid=None)
 
     def log_tail(self, lines: int = 15) -> list[str]:
-        """The last lines of the server's log."""
-        return tail(self.log_path, lines)
+        """The last lines of `current_log`."""
+        return tail(self.current_log, lines)
 
 
 def check_port(host: str, port: int, setting: str) -> None:

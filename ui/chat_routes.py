@@ -22,6 +22,7 @@ from pipeline.api import ChatAsk, ChatTurn
 from pipeline.config import Config
 from pipeline.prompt import PromptBuilder, PromptError, Spoken
 from pipeline.tokens import TokenCounter
+from serving.address import reachable_host
 from serving.attach import UnreachableError, describe_running
 from serving.client import ModelClient, ModelRequest
 from serving.command import ServerError
@@ -118,7 +119,7 @@ class DirectRoute:
         self._limits = config.serving.classes["chat"]
         self._runner = asyncio.Runner()
         try:
-            running = self._runner.run(describe_running(server.endpoint, api_key))
+            running = self._runner.run(describe_running(server.endpoint, api_key, model=server.served_model_name))
         except ServerError as error:
             self._runner.close()
             mend = "start it with `framechat serve`, or name a running one with --server-url"
@@ -226,9 +227,7 @@ class ServiceRoute:
     @classmethod
     def find(cls, config: Config) -> ServiceRoute | None:
         """The route when a service answers at the configured address and uses the configured model server."""
-        host = config.service.host
-        host = "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
-        service = ServiceClient(f"http://{host}:{config.service.port}")
+        service = ServiceClient(f"http://{reachable_host(config.service.host)}:{config.service.port}")
         try:
             server = service.status().server
         except ServiceError:

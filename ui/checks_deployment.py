@@ -34,7 +34,7 @@ def check_attached_server(config: Config) -> list[Finding]:
         return []
     area, key = "model server", os.environ.get(server.api_key_env)
     try:
-        running = asyncio.run(describe_running(server.endpoint, key))
+        running = asyncio.run(describe_running(server.endpoint, key, model=server.served_model_name))
     except ServerError as error:
         mend = f"start it, or mend serving.server.base_url; a key goes into ${server.api_key_env}"
         return [missing(area, mask_source(str(error)), mend)]
@@ -44,7 +44,8 @@ def check_attached_server(config: Config) -> list[Finding]:
             missing(area, f"serves {names}, not {server.served_model_name}", "mend serving.server.served_model_name")
         ]
     version = f" (vLLM {running.version})" if running.version else ""
-    return [ok(area, f"{mask_source(server.endpoint)} serves {names}{version}")]
+    budget = f", step budget {running.step_budget}" if running.step_budget else ""
+    return [ok(area, f"{mask_source(server.endpoint)} serves {names}{version}{budget}")]
 
 
 def check_model(config: Config) -> list[Finding]:

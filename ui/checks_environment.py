@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 from pipeline.config import Config
 from serving.command import ServerError, preload_libraries, server_python
 from serving.config import SAMPLE_MODEL, Device
-from ui.findings import Finding, missing, note, ok
+from ui.findings import Finding, last_line, missing, note, ok
 
 _ASK_TIMEOUT_S = 120.0
 _VERSIONS = (
@@ -65,7 +65,7 @@ def versions(python: Path, names: Iterable[str]) -> dict[str, str]:
     """
     answer = ask(python, _VERSIONS, *names)
     if answer.returncode != 0:
-        raise OSError(f"{python} does not work: {_last_line(answer.stderr)}")
+        raise OSError(f"{python} does not work: {last_line(answer.stderr)}")
     return dict(json.loads(answer.stdout))
 
 
@@ -112,7 +112,7 @@ def _cuda(area: str, python: Path) -> Finding:
     if answer.returncode == 0:
         return ok(area, f"sees {answer.stdout.strip()}")
     mend = "make setup CONFIG=FILE with this configuration's file, for the CUDA build; then look at the GPU's driver"
-    return missing(area, f"sees no GPU ({_last_line(answer.stdout + answer.stderr)})", mend)
+    return missing(area, f"sees no GPU ({last_line(answer.stdout + answer.stderr)})", mend)
 
 
 def check_opencv(_config: Config) -> list[Finding]:
@@ -120,7 +120,7 @@ def check_opencv(_config: Config) -> list[Finding]:
     answer = ask(Path(sys.executable), "import cv2; print(cv2.__version__)")
     if answer.returncode == 0:
         return [ok("opencv", f"{answer.stdout.strip()} imports (libGL, GLib)")]
-    why = _last_line(answer.stderr)
+    why = last_line(answer.stderr)
     library = "cannot open shared object file" in why
     return [missing("opencv", why, _OPENCV_PACKAGES if library else "make clean setup")]
 
@@ -159,7 +159,7 @@ def _torchvision(python: Path) -> Finding:
         return ok("server torchvision", "absent: pictures are prepared with PIL")
     return missing(
         "server torchvision",
-        f"present and broken, so vLLM dies at start-up ({_last_line(answer.stderr)})",
+        f"present and broken, so vLLM dies at start-up ({last_line(answer.stderr)})",
         f"{python} -m pip uninstall torchvision torchaudio torchcodec",
     )
 
@@ -184,8 +184,3 @@ def check_preload(config: Config) -> list[Finding]:
         else:
             findings.append(note(area, "not found; the model server runs without, somewhat slower", mend))
     return findings
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no output"

@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline.config import Config
 from samples.vlm import cache_folder
 from serving.config import Device
-from ui.findings import Finding, missing, note, ok
+from ui.findings import Finding, last_line, missing, note, ok
 
 SUPPORTED = ((3, 11), (3, 14))
 NEEDED_FREE_BYTES = 10**9  # a run's log, store and the sample model
@@ -78,9 +78,11 @@ def check_gpu(config: Config) -> list[Finding]:
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
         gpus = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
-        why = "" if gpus else f"nvidia-smi: {(answer.stdout + answer.stderr).strip().splitlines()[-1:]}"
+        why = "" if gpus else f"nvidia-smi: {last_line(answer.stdout + answer.stderr)}"
     except FileNotFoundError:
         gpus, why = [], "no nvidia-smi"
+    except OSError as error:
+        gpus, why = [], f"nvidia-smi cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
         gpus, why = [], "nvidia-smi does not answer"
     if gpus:

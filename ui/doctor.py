@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,11 +10,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.addresses import mask_source
 from pipeline.config import Config
 from ui import checks_deployment as deployment
 from ui import checks_environment as environment
 from ui import checks_machine as machine
-from ui.findings import Finding, Level
+from ui.findings import Finding, Level, missing
 
 Check = Callable[[Config], list[Finding]]
 CHECKS: tuple[Check, ...] = (
@@ -31,13 +33,25 @@ CHECKS: tuple[Check, ...] = (
     deployment.check_ports,
     machine.check_disk,
 )
+_MAX_WHY_CHARS = 200
 _STYLE = {Level.OK: "green", Level.NOTE: "yellow", Level.MISSING: "bold red"}
 
 
 def examine(config: Config, checks: Sequence[Check]) -> list[Finding]:
     """Every check's findings, in order. Most checks wait for a process or an answer, so they run side by side."""
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
-        return [finding for findings in pool.map(lambda check: check(config), checks) for finding in findings]
+        return [finding for findings in pool.map(lambda check: _look(check, config), checks) for finding in findings]
+
+
+def _look(check: Check, config: Config) -> list[Finding]:
+    try:
+        return check(config)
+    except subprocess.TimeoutExpired as error:
+        why = f"no answer within {error.timeout:g} s"
+    except Exception as error:  # whatever it is, the other checks' findings are wanted
+        why = mask_source(" ".join(f"{type(error).__name__}: {error}".split()))[:_MAX_WHY_CHARS]
+    area = check.__name__.removeprefix("check_").replace("_", " ")
+    return [missing(area, f"could not be checked ({why})", "make setup, then framechat doctor again")]
 
 
 def run_doctor(config: Config, console: Console | None = None, checks: Sequence[Check] = CHECKS) -> int:

@@ -34,6 +34,12 @@ def note(area: str, text: str, mend: str = "") -> Finding:
     return Finding(area, Level.NOTE, text, mend)
 
 
+def last_line(text: str) -> str:
+    """Of what a program wrote, the line that mostly tells why it failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
 def missing(area: str, text: str, mend: str) -> Finding:
     """The main job cannot run like this."""
     return Finding(area, Level.MISSING, text, mend)

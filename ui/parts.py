@@ -54,7 +54,11 @@ class Part(Protocol):
     """Something that is started, kept alive and stopped."""
 
     name: str
-    log_path: Path | None
+
+    @property
+    def log_path(self) -> Path | None:
+        """The log that tells most about it now; None where it has none."""
+        ...
 
     @property
     def now(self) -> PartState:
@@ -83,7 +87,6 @@ class ModelServerPart:
     name = "model server"
 
     def __init__(self, config: ServerConfig, *, log_path: Path, status_path: Path | None, on_change: OnChange) -> None:
-        self.log_path: Path | None = None if config.base_url is not None else log_path
         self._log_path = log_path
         self._status_path = status_path
         self._on_change = on_change
@@ -93,6 +96,11 @@ class ModelServerPart:
         self._stopping = False
         self._server = ModelServer(config, log_path=log_path, on_state=self._on_state)
         self._on_state(self._server.status)
+
+    @property
+    def log_path(self) -> Path | None:
+        """The server's, or that of the sample model's builder; None of somebody else's server."""
+        return None if self._attached else self._server.current_log
 
     @property
     def now(self) -> PartState:
@@ -295,15 +303,6 @@ class ProcessPart:
         if self._process is not None:
             await self._process.stop()
         self._say("down", "stopped")
-
-
-def reachable_host(host: str) -> str:
-    """The address under which this machine reaches a server that listens on `host`, ready for a URL."""
-    if host in ("0.0.0.0", ""):  # noqa: S104 - compared, not bound
-        return "127.0.0.1"
-    if host == "::":
-        return "[::1]"
-    return f"[{host}]" if ":" in host else host
 
 
 def child_environment(**more: str) -> dict[str, str]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from rich.console import Console
 
 from pipeline.config import Config, ConfigError
+from pipeline.runfolder import MODEL_SERVER_LOG, make_run_folder, write_config
+from serving.address import reachable_host
 from serving.command import ServerError
 from serving.process import tail
 from serving.records import now_s
@@ -28,9 +30,7 @@ from ui.parts import (
     PartState,
     ProcessPart,
     child_environment,
-    reachable_host,
 )
-from ui.runfolder import make_run_folder, write_config
 from ui.startscreen import StartScreen
 
 EXIT_DONE = 0
@@ -102,7 +102,7 @@ def _server_port(config: Config) -> list[tuple[str, str, int]]:
 
 
 def _model_server(config: Config, folder: Path, on_change: OnChange, status_path: Path) -> ModelServerPart:
-    log_path = folder / "model-server.log"
+    log_path = folder / MODEL_SERVER_LOG
     return ModelServerPart(config.serving.server, log_path=log_path, status_path=status_path, on_change=on_change)
 
 
@@ -112,7 +112,7 @@ def _service(config: Config, folder: Path, config_path: Path, status_path: Path,
         [sys.executable, "-m", "ui.cli", "service", "--config", str(config_path)],
         health_url=f"{service_url(config)}/health",
         log_path=folder / "service.log",
-        env=child_environment(FRAMECHAT_SERVER_STATUS=str(status_path)),
+        env=child_environment(FRAMECHAT_SERVER_STATUS=str(status_path), FRAMECHAT_LOG_FOLDER=str(folder)),
         on_change=on_change,
     )
 

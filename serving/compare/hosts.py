@@ -167,7 +167,7 @@ class RunningServer:
     async def use(self, server: ServerConfig, say: Say) -> ServerStatus:
         """See :class:`Host`."""
         try:
-            running = await describe_running(server.endpoint, self._api_key)
+            running = await describe_running(server.endpoint, self._api_key, model=server.served_model_name)
         except ServerError as error:
             raise HostError(str(error)) from error
         return ServerStatus(

@@ -14,13 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from tests.integration.served import device_setting
+from ui.supervisor import EXIT_INTERRUPTED
 
 ROOT = Path(__file__).parents[2]
 START_S = 420  # the model server's start on a small machine, and building the sample model where it was never built
 STOP_S = 60
+GONE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,19 @@ def wait_ready(product: Product, process: subprocess.Popen[bytes], output: Path)
 
 
 def stop(process: subprocess.Popen[bytes], output: Path) -> None:
-    """Ctrl-C, as a user would, and nothing of it may be left."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+    """Ctrl-C, as a user would: it says so in its exit code, and nothing of it is left."""
+    assert process.poll() is None, f"framechat ended by itself with {process.returncode}:\n{tail(output)}"
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
     try:
-        process.wait(STOP_S)
+        code = process.wait(STOP_S)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        pytest.fail(f"framechat up did not stop within {STOP_S} s of Ctrl-C:\n{tail(output)}")
+        pytest.fail(f"framechat did not stop within {STOP_S} s of Ctrl-C:\n{tail(output)}")
+    _, left = psutil.wait_procs(started, timeout=GONE_S)
+    assert left == [], f"left behind by framechat: {left}"
+    assert code == EXIT_INTERRUPTED, tail(output)
 
 
 def tail(output: Path) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.childprocess import LOG_FOLDER_VARIABLE
 from pipeline.config import Config
 from pipeline.watch import run_watch
+from tests.answering import answering, free_port, pages
 from tests.component.pipeline.conftest import ColourDetector, ModelScript, wait_for, write_video
 from tests.scripted_server import ScriptedServer
 
@@ -122,6 +125,55 @@ def test_an_unreachable_server_is_told_at_once(street_video: Path, tmp_path: Pat
         {"serving": {"server": {"base_url": "http://127.0.0.1:9/v1"}}, "store": {"folder": str(tmp_path)}}
     )
     assert run_watch(watched(config, street_video)) == 3
+
+
+def test_a_server_of_ours_that_does_not_start_is_a_failed_part_with_its_last_lines(
+    street_video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho loading\necho 'ValueError: not enough memory' >&2\nexit 1\n")
+    python.chmod(0o755)
+    server = {"python": str(python), "port": free_port(), "model": "stand-in"}
+    folders = {"store": {"folder": str(tmp_path / "data")}, "run_folder": str(tmp_path / "runs")}
+    config = Config.model_validate({"serving": {"server": server}, **folders})
+    assert run_watch(watched(config, street_video)) == 1
+    log = (tmp_path / "runs" / "latest").resolve() / "model-server.log"
+    errors = capsys.readouterr().err
+    assert "framechat: the model server ended with exit code 1: ValueError: not enough memory\n" in errors
+    assert errors.endswith(f"Last lines of {log}:\n  loading\n  ValueError: not enough memory\n")
+
+
+def test_a_server_of_somebody_elses_that_refuses_is_exit_code_3(
+    make_config: MakeConfig, street_video: Path, script: ModelScript, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(pages({}, key="another")) as url:
+        config = make_config(serving={"server": {"base_url": f"{url}/v1"}})
+        assert run_watch(watched(config, street_video)) == 3
+    assert "refuses the API key" in capsys.readouterr().err
+
+
+def test_a_run_has_a_folder_as_any_other(
+    make_config: MakeConfig, street_video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_config(serving={"server": {**make_config().serving.server.model_dump(), "served_model_name": "mine"}})
+    assert run_watch(watched(config, street_video)) == 0
+    folder = (tmp_path / "runs" / "latest").resolve()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert (folder / "config.yaml").is_file()
+    assert (folder / "reader-street.log").is_file()
+    assert LOG_FOLDER_VARIABLE not in os.environ
+    errors = capsys.readouterr().err
+    assert f"Logs: {folder}" in errors
+    assert f"using the model server at {config.serving.server.endpoint}: OpenAI-compatible server with mine" in errors
+
+
+def test_a_run_folder_that_cannot_be_made_fails_in_one_line(
+    make_config: MakeConfig, street_video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    config = make_config(run_folder=str(tmp_path / "file"))
+    assert run_watch(watched(config, street_video)) == 1
+    assert "set run_folder" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_when_every_description_fails_so_does_the_run(

@@ -20,7 +20,7 @@ from serving.command import ServerError
 from serving.config import ServerConfig
 from serving.server import ModelServer, check_port
 from serving.status import ServerStatus
-from tests.answering import free_port
+from tests.answering import answering, free_port, pages
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups as Linux has them")
 
@@ -141,6 +141,7 @@ async def test_start_ready_stop(stand_in: Path, tmp_path: Path) -> None:
         ready = await server.wait_ready()
         assert (ready.state, ready.model, ready.version, ready.max_model_len) == ("ready", "stand-in", "0.0.1", 4096)
         assert (ready.max_num_batched_tokens, ready.long_prefill_token_threshold) == (512, 100)
+        assert "step budget 512" in ready.detail
         assert not ready.attached
         process = command_of(server)
         await server.stop()
@@ -273,6 +274,43 @@ async def test_attached_comes_late_goes_and_comes_back(
         watching.cancel()
         assert command_of(theirs).is_running(), "somebody else's server is left alone"
     assert any(status.detail.startswith("found vLLM 0.0.1 with stand-in") for status in said)
+
+
+async def test_attached_says_what_it_found_of_the_model_that_is_asked_for(tmp_path: Path) -> None:
+    scheduler = {"scheduler_config": {"max_num_batched_tokens": 2048}}
+    found = {
+        "/v1/models": {"data": [{"id": "first"}, {"id": "mine", "max_model_len": 8192}]},
+        "/version": {"version": "0.0.1"},
+        "/server_info?config_format=json": {"vllm_config": scheduler},
+    }
+    with answering(pages(found)) as url:
+        config = ServerConfig(base_url=f"{url}/v1", served_model_name="mine")
+        async with keeper(config, tmp_path) as (server, _):
+            await server.start()
+            ready = await server.wait_ready()
+    assert ready.detail == "found vLLM 0.0.1 with mine, 8192 tokens of context, step budget 2048"
+    assert (ready.model, ready.max_num_batched_tokens) == ("mine", 2048)
+
+
+async def test_the_sample_models_builder_has_the_log_that_tells(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Path] = []
+    monkeypatch.setattr("serving.server.sample_checkpoint", lambda: built[-1] if built else None)
+    build = "import sys, time; print('reading the parts', flush=True); time.sleep(0.3); sys.exit('no room left')"
+    monkeypatch.setattr("serving.server.sample_builder", lambda _python: [sys.executable, "-c", build])
+    async with keeper(settings(stand_in, model="sample"), tmp_path) as (server, said):
+        log = tmp_path / "sample-model.log"
+        with pytest.raises(ServerError) as caught:
+            await server.start()
+        assert str(caught.value) == f"building the sample model ended with exit code 1: no room left; see {log}"
+        assert any(status.detail == "reading the parts" for status in said)
+        assert server.current_log == log
+        assert server.log_tail() == ["reading the parts", "no room left"]
+        built.append(tmp_path)
+        await server.start()
+        await server.wait_ready()
+        assert server.current_log == server.log_path
 
 
 async def test_attached_that_never_comes(tmp_path: Path) -> None:

@@ -15,14 +15,18 @@ import psutil
 import pytest
 from rich.console import Console
 
+from pipeline.childprocess import LOG_FOLDER_VARIABLE
 from pipeline.config import Config, load_config
+from serving.address import reachable_host
 from tests.answering import free_port
-from ui.parts import OnChange, Part, ProcessPart, child_environment, reachable_host
+from ui.parts import OnChange, Part, ProcessPart, child_environment
 from ui.supervisor import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
     Supervisor,
+    _model_server,
+    _service,
     page_url,
     run_everything,
     run_page,
@@ -137,6 +141,30 @@ async def test_a_part_that_dies_later_is_started_again_beside_the_others(tmp_pat
     assert stage.guard(1).pid == page
     os.kill(os.getpid(), signal.SIGINT)
     assert await running == EXIT_INTERRUPTED
+
+
+async def test_a_sample_model_that_cannot_be_built_ends_it_with_the_builders_last_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.server.sample_checkpoint", lambda: None)
+    monkeypatch.setattr("serving.server.sample_builder", lambda _python: [sys.executable, "-c", DIE])
+    config = settings(tmp_path, **{"serving.server.python": sys.executable})
+    stage = Stage(tmp_path)
+
+    def make(on_change: OnChange) -> list[Part]:
+        return [_model_server(config, tmp_path, on_change, tmp_path / "server.json")]
+
+    supervisor = Supervisor(Console(file=stage.output, width=200), tmp_path, announce=("page", "Open the page"))
+    assert await asyncio.wait_for(supervisor.run(make), 60) == EXIT_FAILED
+    output = stage.output.getvalue()
+    assert "framechat: building the sample model ended with exit code 4: what went wrong" in output
+    assert f"Last lines of {tmp_path / 'sample-model.log'}:\n  what went wrong" in output
+
+
+def test_the_service_is_told_where_its_children_log(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    part = _service(config, tmp_path, tmp_path / "config.yaml", tmp_path / "server.json", lambda _state: None)
+    assert part._env[LOG_FOLDER_VARIABLE] == str(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tests.scripted_server import (
     problem,
     usage,
 )
+from ui.chat_routes import open_route
 from ui.terminal_chat import run_chat
 
 pytestmark = pytest.mark.timeout(60)
@@ -144,6 +145,20 @@ def test_the_key_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with ScriptedServer(model_server(Script(HELLO))) as server:
         assert run_chat(config_for(server.endpoint), message="Hi") == 0
         assert asked(server)[0].headers["authorization"] == "Bearer sk-secret"
+
+
+def test_the_model_that_the_configuration_names_is_asked() -> None:
+    def respond(received: Received) -> Script:
+        return models("first", "mine") if received.path == "/v1/models" else model_server(Script(HELLO))(received)
+
+    with ScriptedServer(respond) as server:
+        server_config = {"base_url": server.endpoint, "served_model_name": "mine"}
+        config = Config.model_validate({"serving": {"server": server_config}, "service": {"port": free_port()}})
+        route = open_route(config)
+        assert route.where == f"mine at {server.endpoint}"
+        route.close()
+        assert run_chat(config, message="Hi") == 0
+        assert [received.body["model"] for received in asked(server)] == ["mine"]
 
 
 def test_a_message_that_is_too_long(capsys: pytest.CaptureFixture[str]) -> None:

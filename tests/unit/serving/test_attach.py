@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from serving.attach import RunningServer, UnreachableError, describe_running
 from serving.command import ServerError
 from tests.answering import answering, pages
 
-VLLM = {
+VLLM: dict[str, Any] = {
     "/v1/models": {"data": [{"id": "qwen", "max_model_len": 8192}, {"id": "lora"}]},
     "/version": {"version": "0.32.0"},
 }
@@ -34,6 +35,41 @@ async def test_budgets_of_a_server_in_development_mode() -> None:
         found = await describe_running(endpoint)
     assert (found.max_num_batched_tokens, found.long_prefill_token_threshold) == (2048, 512)
     assert found.max_num_scheduled_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "model", "length"),
+    [
+        pytest.param(None, "qwen", 8192, id="the first that is listed"),
+        pytest.param("small", "small", 4096, id="another, with its own length"),
+        pytest.param("lora", "lora", 8192, id="an adapter of the first, which is listed without one"),
+    ],
+)
+async def test_the_model_that_requests_will_name(wanted: str | None, model: str, length: int) -> None:
+    cards = [*VLLM["/v1/models"]["data"], {"id": "small", "max_model_len": 4096}]
+    with serving(VLLM | {"/v1/models": {"data": cards}}) as endpoint:
+        found = await describe_running(endpoint, model=wanted)
+    assert (found.model, found.models, found.max_model_len) == (model, ("qwen", "lora", "small"), length)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        pytest.param(RunningServer("m", ("m",)), "OpenAI-compatible server with m", id="one that says nothing"),
+        pytest.param(
+            RunningServer("m", ("a", "m"), "0.32.0", 8192, 2048),
+            "vLLM 0.32.0 with m, 8192 tokens of context, step budget 2048",
+            id="one that says all",
+        ),
+        pytest.param(
+            RunningServer("m", ("a",), "0.32.0", 8192, 2048, 512),
+            "vLLM 0.32.0 with m (which it does not list), 8192 tokens of context, step budget 512",
+            id="a smaller budget of a step, another model",
+        ),
+    ],
+)
+def test_in_words(found: RunningServer, words: str) -> None:
+    assert found.in_words() == words
 
 
 async def test_another_openai_compatible_server() -> None:

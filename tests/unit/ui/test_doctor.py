@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,26 @@ def test_findings_keep_the_order_of_the_checks_and_brackets_are_text() -> None:
     _, text = run(lambda _config: [ok("first", "[bold] stays")], lambda _config: [ok("second", "")])
     assert "[bold] stays" in text
     assert text.index("first") < text.index("second")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        pytest.param(OSError("python does not work:\n  gone"), "OSError: python does not work: gone", id="error"),
+        pytest.param(
+            ValueError("proxy http://joe:s3cret@proxy:1/"), "ValueError: proxy http://***@proxy:1/", id="no secrets"
+        ),
+        pytest.param(subprocess.TimeoutExpired(["python", "-c", "..."], 120.0), "no answer within 120 s", id="hangs"),
+    ],
+)
+def test_a_check_that_breaks_is_one_failed_line(error: Exception, why: str) -> None:
+    def check_app_server(_config: Config) -> list[Finding]:
+        raise error
+
+    code, text = run(check_app_server, lambda _config: [ok("disk", "50 GB")])
+    assert code == 1
+    assert f"app server  could not be checked ({why})" in text
+    assert "50 GB" in text
 
 
 def test_this_machine_can_be_examined(tmp_path: Path) -> None:
@@ -101,6 +122,34 @@ def test_no_gpu(items: list[str], level: Level, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(checks_machine.subprocess, "run", no_tool)
     assert checks_machine.check_gpu(configured(*items))[0].level is level
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        pytest.param("echo first >&2\necho 'No devices were found'\nexit 6", "nvidia-smi: first", id="fails"),
+        pytest.param("exit 9", "nvidia-smi: no output", id="silently"),
+    ],
+)
+def test_why_no_gpu_is_found_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, why: str
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    [finding] = checks_machine.check_gpu(configured("serving.server.device=gpu"))
+    assert finding.text == f"none ({why}), but serving.server.device: gpu"
+
+
+def test_a_tool_that_may_not_be_run_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_words: object, **_options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checks_machine.subprocess, "run", refused)
+    assert checks_machine.check_gpu(Config())[0].level is Level.OK
+    [finding] = checks_machine.check_gpu(configured("serving.server.device=gpu"))
+    assert "cannot be run: Permission denied" in finding.text
 
 
 def test_every_gpu_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,6 +231,17 @@ def test_somebody_elses_server_is_asked_what_it_serves(theirs: str) -> None:
     [finding] = checks_deployment.check_attached_server(configured(f"serving.server.base_url={theirs}"))
     assert finding.level is Level.OK
     assert "their-model" in finding.text
+
+
+def test_the_budget_of_somebody_elses_server_where_it_tells() -> None:
+    scheduler = {"max_num_batched_tokens": 8192, "max_num_scheduled_tokens": 2048}
+    found = {
+        "/v1/models": {"data": [{"id": "theirs"}]},
+        "/server_info?config_format=json": {"vllm_config": {"scheduler_config": scheduler}},
+    }
+    with answering(pages(found)) as url:
+        [finding] = checks_deployment.check_attached_server(configured(f"serving.server.base_url={url}/v1"))
+    assert finding.text.endswith("serves theirs, step budget 2048")
 
 
 def test_a_model_that_somebody_elses_server_lacks(theirs: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.config import Config, ConfigError, load_config
-from ui.runfolder import KEPT_RUNS, make_run_folder, write_config
+from pipeline.runfolder import KEPT_RUNS, make_run_folder, write_config
 
 
 def in_folder(folder: Path) -> Config:
@@ -38,10 +39,32 @@ def test_old_runs_are_thinned_out_and_nothing_else(tmp_path: Path) -> None:
     assert len([name for name in left if name.startswith("20200101")]) == KEPT_RUNS
 
 
+def test_a_run_that_goes_on_is_kept_however_many_began_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.runfolder.KEPT_RUNS", 1)
+    held: list[int] = []
+    monkeypatch.setattr("pipeline.runfolder._held", held)
+    config = in_folder(tmp_path)
+    long = make_run_folder(config)
+    write_config(config, long)
+    (tmp_path / "29990101-000000").mkdir()
+    (tmp_path / "29990101-000000" / "config.yaml").touch()
+    make_run_folder(config)
+    assert long.exists()
+    for fd in held:
+        os.close(fd)  # as when the process ends
+    make_run_folder(config)
+    assert not long.exists()
+
+
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="run_folder"):
         make_run_folder(in_folder(tmp_path / "file"))
+
+
+def test_a_configuration_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be written"):
+        write_config(Config(), tmp_path / "gone")
 
 
 def test_the_written_configuration_is_the_one_in_force(tmp_path: Path) -> None:

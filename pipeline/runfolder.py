@@ -14,8 +14,10 @@ import yaml
 from pipeline.config import Config, ConfigError
 
 KEPT_RUNS = 20
+MODEL_SERVER_LOG = "model-server.log"
 _CONFIG_NAME = "config.yaml"
 _LATEST = "latest"
+_held: list[int] = []  # locks on this process's run folders
 
 
 def make_run_folder(config: Config) -> Path:
@@ -35,6 +37,7 @@ def make_run_folder(config: Config) -> Path:
                 break
         else:
             raise FileExistsError(17, "name is taken")
+        _hold(folder)
         link = parent / f".{_LATEST}.{os.getpid()}"
         link.symlink_to(folder.name)
         link.replace(parent / _LATEST)
@@ -44,11 +47,36 @@ def make_run_folder(config: Config) -> Path:
     return folder
 
 
+def _hold(folder: Path) -> None:
+    """Lock it until this process ends in whatever way."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl  # noqa: PLC0415 - not on every system
+
+        _held.append(os.open(folder, os.O_RDONLY))
+        fcntl.flock(_held[-1], fcntl.LOCK_SH)
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether the run goes on: many short ones may have begun since a long one did."""
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl  # noqa: PLC0415 - not on every system
+
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+    return False
+
+
 def _thin_out(parent: Path) -> None:
-    """Keep the newest runs; names sort by time."""
+    """Keep the newest runs, and those that go on; names sort by time."""
     runs = sorted(path for path in parent.glob("[0-9]*-[0-9]*") if (path / _CONFIG_NAME).is_file())
     for old in runs[:-KEPT_RUNS]:
-        shutil.rmtree(old, ignore_errors=True)
+        if not _in_use(old):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def write_config(config: Config, folder: Path) -> Path:
@@ -56,11 +84,17 @@ def write_config(config: Config, folder: Path) -> Path:
 
     Secrets are named in the configuration (`api_key_env`, `password_env`), not held by it. Only `serving.server.env`
     may hold some, and nobody but the model server needs it: its values are left out.
+
+    Raises:
+        ConfigError: It cannot be written.
     """
     tree: dict[str, Any] = config.model_dump(mode="json")
     tree["serving"]["server"]["env"] = {}
     path = folder / _CONFIG_NAME
-    with path.open("w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o600)
+            yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); set run_folder") from error
     return path
