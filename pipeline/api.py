@@ -25,6 +25,23 @@ class TrackView(BaseModel):
     reason: str  # why it is (not yet) described, in words
 
 
+class PersonView(BaseModel):
+    """One person whom a camera has seen: `reason` says in words why they are (not yet) described.
+
+    `box` is where they were last, as in `TrackView`. In a file read as fast as possible times are positions in it.
+    """
+
+    person_id: str
+    track_ids: tuple[int, ...]  # one person may be lost and found
+    state: TrackState
+    reason: str
+    box: tuple[float, float, float, float]
+    first_seen_s: float
+    last_seen_s: float
+    visible: bool
+    descriptions: int  # how many were made
+
+
 class CameraView(BaseModel):
     """One camera as the status shows it. `source` is masked."""
 
@@ -45,6 +62,7 @@ class CameraView(BaseModel):
     people_seen: int = 0
     people_described: int = 0
     people_not_described: dict[str, int] = {}  # of those gone: how many, by the kind of reason
+    people_unconfirmed: int = 0  # tracks that ended before they counted as somebody
     tracks: list[TrackView] = []
 
 

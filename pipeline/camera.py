@@ -5,7 +5,7 @@ A thread of its own detects at `detect.rate_hz`; the picture for the live view i
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import re
 import threading
 import time
@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import replace
 from typing import Protocol
 
-from pipeline.addresses import kind_of
-from pipeline.api import CameraState, CameraView, DescriptionView, TrackView
+from pipeline.addresses import is_local
+from pipeline.api import CameraState, CameraView, DescriptionView, PersonView, TrackView
 from pipeline.config import CameraConfig, Config
 from pipeline.decisions import Decision
 from pipeline.describe import kept_margin, pictures, thumbnail
@@ -29,7 +29,10 @@ _FRAME_WAIT_S = 0.5
 _ROOM_WAIT_S = 0.05
 _DETECTOR_RETRY_S = 2.0
 _RATE_WINDOW_S = 5.0
+_STALE_S = 1.0  # unseen so long, people may be anywhere
+_LONGEST_GAP_S = 5.0
 _SCENES_PER_READER = 1_000_000
+_numbers = itertools.count()
 
 
 class PeopleDetector(Protocol):
@@ -45,9 +48,7 @@ def camera_id_of(name: str) -> str:
 
 def plays_out(camera: CameraConfig) -> bool:
     """Whether the source is one that ends: a file, folder or picture, not played in a loop."""
-    with contextlib.suppress(ValueError):
-        return kind_of(camera.source) in ("file", "pictures", "sample") and not camera.loop
-    return False
+    return is_local(camera.source) and not camera.loop
 
 
 class CameraWorker:
@@ -67,6 +68,8 @@ class CameraWorker:
         self._config = config
         self._detector = detector
         self._describer = describer
+        # A camera of this id may be there again before the detector has forgotten the one that was removed.
+        self.detector_id = f"{camera_id} {next(_numbers)}"
         self._batch = config.source.as_fast_as_possible and plays_out(camera)
         self._trigger = Trigger(
             config.trigger,
@@ -85,24 +88,37 @@ class CameraWorker:
         self._ended = threading.Event()
         self._problem = ""
         self._detections: deque[float] = deque()
+        self._period_s = 1.0 / config.detect.rate_hz
+        self._looked_s, self._gap_s = float("-inf"), 0.0
         self._thread = threading.Thread(target=self._work, name=f"camera {camera_id}", daemon=True)
 
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
 
+    def stop(self) -> None:
+        """Have it end. Returns at once; from then on nothing is asked for, or given up, in its name."""
+        with self._lock:
+            self._stop.set()
+        self._wake.set()
+
     def close(self) -> None:
         """Stop reading and detecting. Blocks for a few seconds at most; descriptions under way are left alone."""
-        self._stop.set()
-        self._wake.set()
-        with self._lock:  # a reader being opened is seen, and closed
-            self._close_reader()
+        self.stop()
+        self._close_reader()
         if self._thread.ident is not None:
             self._thread.join(timeout=10)
 
     def pause(self, paused: bool) -> None:
-        """Let go of the camera, or open it again (a file starts again at its beginning)."""
+        """Let go of the camera, or open it again (a file starts again at its beginning, also one that has ended)."""
         self._paused = paused
+        if not paused:
+            self._ended.clear()
+        self._wake.set()
+
+    def go_on(self) -> None:
+        """Take a pause back; a source that has ended is not played again."""
+        self._paused = False
         self._wake.set()
 
     @property
@@ -129,6 +145,8 @@ class CameraWorker:
 
     def tracks(self) -> list[TrackView]:
         """The people in the picture now, and what is being done about each."""
+        if self._stale():  # also while the thread waits for a detector that starts again
+            return []
         return [
             TrackView(
                 track_id=person.track_id,
@@ -139,6 +157,23 @@ class CameraWorker:
                 reason=person.reason,
             )
             for person in self._trigger.tracks()
+        ]
+
+    def people(self) -> list[PersonView]:
+        """Those seen lately, the ones still watched first."""
+        return [
+            PersonView(
+                person_id=person.person_id,
+                track_ids=person.track_ids,
+                state=person.state,
+                reason=person.reason,
+                box=_clipped(person.box),
+                first_seen_s=person.first_seen_s,
+                last_seen_s=person.last_seen_s,
+                visible=person.visible,
+                descriptions=person.descriptions,
+            )
+            for person in self._trigger.people()
         ]
 
     def view(self) -> CameraView:
@@ -153,6 +188,7 @@ class CameraWorker:
             people_seen=counts.seen,
             people_described=counts.described,
             people_not_described=counts.not_described,
+            people_unconfirmed=counts.unconfirmed,
         )
         if reader is None or self._paused:
             return base
@@ -180,19 +216,24 @@ class CameraWorker:
     def _work(self) -> None:
         while not self._stop.is_set():
             self._wake.clear()
-            if not self._paused:
-                self._watch(self._open())
+            reader = None if self._paused or self.ended else self._open()
+            if reader is not None:
+                self._watch(reader)
                 if self._paused:
                     self._act(self._trigger.flush(now_s()))
                     self._close_reader()
             if not self._stop.is_set():
                 self._wake.wait()
 
-    def _open(self) -> CameraReader:
+    def _open(self) -> CameraReader | None:
+        """A new reader; None when told to stop."""
+        self._close_reader()
         with self._lock:
+            if self._stop.is_set():
+                return None
             if self._reader is not None:
                 self._scene += _SCENES_PER_READER  # a new reader counts its scenes from 0 again
-            self._reader = open_source(self.camera, self._config.source)
+            self._reader = open_source(self.camera, self._config.source, f"reader-{self.camera_id}")
             return self._reader
 
     def _close_reader(self) -> None:
@@ -202,7 +243,7 @@ class CameraWorker:
 
     def _watch(self, reader: CameraReader) -> None:
         """Detect until the source ends, or until told to stop or pause."""
-        period_s = 1.0 / self._config.detect.rate_hz
+        period_s = self._period_s
         index, next_s, next_media_s = -1, time.monotonic(), 0.0
         while not (self._stop.is_set() or self._paused):
             if self._batch and not self._describer.has_room():
@@ -217,7 +258,7 @@ class CameraWorker:
                     self._act(self._trigger.flush(now_s()))
                     self._ended.set()
                     return
-                if status.state != "live":
+                if status.state != "live" or self._stale():
                     self._act(self._trigger.tick(now_s()))
                 continue
             index = frame.index
@@ -226,29 +267,41 @@ class CameraWorker:
                     continue
                 next_media_s = max(next_media_s + period_s, frame.media_s)
             next_s = max(next_s + period_s, time.monotonic())
-            self._look(replace(frame, scene=frame.scene + self._scene))
+            self._look(replace(frame, scene=frame.scene + self._scene, cut=frame.cut + self._scene))
 
     def _look(self, frame: Frame) -> None:
         try:
-            found = self._detector.track(self.camera_id, frame.image, scene=frame.scene)
+            found = self._detector.track(self.detector_id, frame.image, scene=frame.scene)
         except DetectorError as error:
             if not self._stop.is_set():
                 self._problem = f"no detection: {error}"
+            self._act(self._trigger.tick(now_s()))
             self._stop.wait(_DETECTOR_RETRY_S)
             return
         self._problem = ""
-        self._detections.append(time.monotonic())
+        looked_s = time.monotonic()
+        self._looked_s, self._gap_s = looked_s, looked_s - self._looked_s
+        self._detections.append(looked_s)
         self._act(self._trigger.update(frame, found, now_s()))
+
+    def _stale(self) -> bool:
+        """Nobody has looked for longer than usual: where people were then says nothing about now."""
+        usual_s = max(self._period_s, min(self._gap_s, _LONGEST_GAP_S))
+        return not self._batch and time.monotonic() - self._looked_s > max(_STALE_S, 2 * usual_s)
 
     def _act(self, decisions: list[Decision]) -> None:
         for decision in decisions:
-            if decision.kind == "cancel":
-                self._describer.cancel(self.camera_id, decision.person_id, decision.reason)
-            elif decision.view is not None:
-                # One picture, or the end of the file, may decide on more people than there is room for.
-                while self._batch and not (self._describer.has_room() or self._stop.is_set()):
-                    self._stop.wait(_ROOM_WAIT_S)
-                self._describer.submit(self._job(decision))
+            # One picture, or the end of the file, may decide on more people than there is room for.
+            while self._batch and decision.view is not None and not (self._describer.has_room() or self._stop.is_set()):
+                self._stop.wait(_ROOM_WAIT_S)
+            job = self._job(decision) if decision.view is not None else None
+            with self._lock:  # whoever removes the camera relies on nothing coming after `stop`
+                if self._stop.is_set():
+                    return
+                if job is not None:
+                    self._describer.submit(job)
+                elif decision.kind == "cancel":
+                    self._describer.cancel(self.camera_id, decision.person_id, decision.reason)
 
     def _job(self, decision: Decision) -> Job:
         view = decision.view

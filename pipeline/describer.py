@@ -277,6 +277,8 @@ class Describer:
             self._loop.call_soon_threadsafe(self._on_sent, job, at_s)
 
         job.active = self._traffic.start(request, token, sent)
+        if job.cancelled is not None:  # between its turn and this moment
+            job.active.cancel(job.cancelled)
         return await job.active.result()
 
     def _on_sent(self, job: Job, at_s: float) -> None:

@@ -20,8 +20,10 @@ class Frame:
         index: Counts up by one a frame that the reader published; gaps are frames that a receiver did not take.
         arrived_s: When the reader process had the picture, on the clock of `serving.records.now_s`; never goes back.
         media_s: Position in the file, never going back (it goes on over loops); None for live sources.
-        scene: Changes when this picture does not continue the one before (next picture of a folder, file starts
-            again, camera reconnected): tracks do not carry over.
+        scene: Changes when this picture does not continue the one before: tracks do not carry over.
+        cut: Changes with `scene` where this picture shows something else altogether (next picture of a folder, file
+            starts again, another source): people do not carry over either. It stays over a gap (camera reconnected,
+            size changed).
     """
 
     image: Image
@@ -29,6 +31,7 @@ class Frame:
     arrived_s: float
     media_s: float | None = None
     scene: int = 0
+    cut: int = 0
 
     @property
     def width_px(self) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.api_compare import BudgetView, ChangeState, ChangeView
+from pipeline.camera import CameraWorker
 from pipeline.chat import Chat
 from pipeline.errors import ApiError
 from pipeline.runtime import Runtime
@@ -42,7 +43,7 @@ class Maintenance:
         self._control = SchedulerControl(self._status_path.parent) if self._status_path is not None else None
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
-        self._paused: list[str] = []
+        self._paused: list[CameraWorker] = []
         self._lent_with: int | None = None
         self._reason = ""
         self.view = ChangeView(state="none", detail="", at_s=now_s())
@@ -272,18 +273,16 @@ class Maintenance:
         self._reason = self._runtime.notice = reason
 
     def _pause_cameras(self) -> None:
-        for camera_id, worker in self._runtime.cameras.items():
-            if not worker.paused:
+        for worker in self._runtime.cameras.values():
+            if not (worker.paused or worker.ended):  # a file that has ended would be played again
                 worker.pause(True)
-                self._paused.append(camera_id)
+                self._paused.append(worker)
 
     def _go_on(self) -> None:
         self._because("")
         self._runtime.describer.release()
-        for camera_id in self._paused:
-            worker = self._runtime.cameras.get(camera_id)
-            if worker is not None:
-                worker.pause(False)
+        for worker in self._paused:
+            worker.go_on()
         self._paused.clear()
 
     def _say(self, state: ChangeState, detail: str) -> None:

@@ -6,18 +6,22 @@ its parent is gone for whatever reason. Passwords come from its environment and 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
+from pipeline.addresses import mask_source
 from pipeline.decode import (
     Damaged,
     DecodeError,
@@ -57,6 +61,7 @@ class ReaderSettings:
     picture_s: float
     first_index: int = 0
     first_scene: int = 0
+    first_cut: int = 0
     media_base_s: float = 0.0
     skip: int = 0
 
@@ -83,6 +88,31 @@ def address(settings: ReaderSettings, environ: dict[str, str]) -> str:
     return f"{scheme}://{quote(user, safe='')}:{quote(password, safe='')}@{rest}"
 
 
+class OwnLog:
+    """Our own words into the process's log, never an address's password. Libraries' words do not go there.
+
+    Args:
+        fd: The log, or what stands for it where there is none.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._secrets: tuple[str, ...] = ()
+
+    def hide_password_of(self, settings: ReaderSettings, environ: Mapping[str, str]) -> None:
+        """From now on, in whichever shape it is written."""
+        password = environ.get(settings.password_env, "") if settings.password_env else ""
+        self._secrets = (quote(password, safe=""), password) if password else ()
+
+    def write(self, text: str) -> None:
+        """Add lines; a log that cannot be written is no reason to stop."""
+        text = mask_source(text)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        with contextlib.suppress(OSError):
+            os.write(self._fd, f"{text.rstrip()}\n".encode(errors="replace"))
+
+
 class Reader:
     """Publishes one source's pictures until it ends, fails, or the parent goes away."""
 
@@ -92,7 +122,7 @@ class Reader:
         self.emit = emit
         self.room = threading.Semaphore(SLOTS - 1)
         self._index = settings.first_index
-        self._scene = settings.first_scene
+        self._scene, self._cut = settings.first_scene, settings.first_cut  # see `Frame`
         self._pace_from: tuple[float, float] | None = None  # monotonic and media time that belong together
         self._shape: tuple[int, ...] | None = None
         self._alive_at = 0.0
@@ -114,6 +144,7 @@ class Reader:
             self._pace_from = None
             if not first:
                 self._scene += 1
+                self._cut += 1
             last, live = self._one_pass(base, skip, announce=first)
             if live:
                 raise DecodeError("the stream ended")
@@ -223,6 +254,7 @@ class Reader:
         image: Image = turned(item.image, self.settings.rotate)
         if item.new_scene or (self._shape is not None and image.shape != self._shape):
             self._scene += 1
+            self._cut += int(item.new_scene)
         self._shape = image.shape
         self.frames.write(self._index, image)
         self.emit(
@@ -235,6 +267,7 @@ class Reader:
                 "media_s": media_s,
                 "base_s": base_s,
                 "scene": self._scene,
+                "cut": self._cut,
                 "number": number,
             }
         )
@@ -263,10 +296,12 @@ def _read_settings() -> ReaderSettings:
 def main() -> None:
     """Run until the end of the source; the last event says how it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us in order
-    events = os.dup(1)
+    events, log = os.dup(1), os.dup(2)
+    faulthandler.enable(log, all_threads=False)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # libraries write here: warnings, and addresses with passwords
     os.dup2(nowhere, 2)
+    own_log = OwnLog(log)
     lock = threading.Lock()
 
     def emit(event: dict[str, Any]) -> None:
@@ -275,18 +310,21 @@ def main() -> None:
             while data:
                 data = data[os.write(events, data) :]
 
-    settings = _read_settings()
-    frames = SharedFrames(settings.max_side_px * settings.max_side_px * 3, fd=int(sys.argv[1]))
-    reader = Reader(settings, frames, emit)
-    threading.Thread(target=_watch_parent, args=(reader,), daemon=True).start()
-    emit({"event": "hello"})
     try:
+        settings = _read_settings()
+        own_log.hide_password_of(settings, os.environ)
+        frames = SharedFrames(settings.max_side_px * settings.max_side_px * 3, fd=int(sys.argv[1]))
+        reader = Reader(settings, frames, emit)
+        threading.Thread(target=_watch_parent, args=(reader,), daemon=True).start()
+        emit({"event": "hello"})
         reader.run()
     except DecodeError as error:
+        own_log.write(str(error))
         emit({"event": "error", "why": str(error)})
     except BrokenPipeError:
         os._exit(0)
     except Exception as error:  # anything else is a fault of ours: said in one line, without addresses
+        own_log.write(traceback.format_exc())
         emit({"event": "error", "why": f"the reader failed: {type(error).__name__}: {one_line(error)}"})
     else:
         emit({"event": "end"})

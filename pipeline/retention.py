@@ -73,7 +73,7 @@ def sweep(database: Database, thumbnails: Thumbnails, config: StoreConfig, now_s
         gone = _delete(connection, _oldest(connection, limit, before_s=oldest_s))
         request_count = _delete_requests(connection, limit, until_s=oldest_s)
         excess = used_bytes(connection) - config.max_bytes
-        if excess > 0:
+        if excess > 0 and len(gone) < limit:
             too_many = _enough(_oldest(connection, limit - len(gone)), excess)
             gone += _delete(connection, too_many)
             # Requests go along with the descriptions of their time; alone only when nothing else is left.

@@ -6,7 +6,7 @@ import asyncio
 
 from fastapi import APIRouter, Request, Response
 
-from pipeline.api import AddCamera, CameraView, Device, PatchCamera
+from pipeline.api import AddCamera, CameraView, Device, PatchCamera, PersonView
 from pipeline.describe import encode_jpeg
 from pipeline.errors import ApiError
 from pipeline.parts import parts_of
@@ -42,6 +42,13 @@ async def patch(request: Request, camera_id: str, change: PatchCamera) -> Camera
 async def remove(request: Request, camera_id: str) -> None:
     """Stop watching a camera; its descriptions stay."""
     await parts_of(request).runtime.remove_camera(camera_id)
+
+
+@router.get("/cameras/{camera_id}/people")
+async def people(request: Request, camera_id: str) -> list[PersonView]:
+    """Who was seen and how each stands: those not yet forgotten, then the last 256 who were, newest first."""
+    worker = parts_of(request).runtime.camera(camera_id)
+    return await asyncio.to_thread(worker.people)
 
 
 @router.get("/cameras/{camera_id}/picture.jpg", response_class=Response)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from pipeline.addresses import mask_source
 from pipeline.api import AddCamera, CameraView, StatusView
 from pipeline.camera import CameraWorker, camera_id_of
 from pipeline.camerastore import CameraStore, StoredCamera
@@ -36,6 +37,8 @@ from serving.records import now_s
 _log = logging.getLogger(__name__)
 _RECENT = 40
 _THREADS = 24
+_CHECK_S = 4.0  # a file system that does not answer holds up no other camera
+_LEAVE_S = 10.0
 
 
 class Runtime:
@@ -61,6 +64,8 @@ class Runtime:
         self.cameras: dict[str, CameraWorker] = {}
         self.uploads = Uploads(config)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()  # for each camera that was removed and is not closed yet
+        self._forgetting = asyncio.Lock()
         self._adding = asyncio.Lock()
         self._detector: DetectorProcess | None = None  # starts with the first camera
         self.notice = ""  # what everybody should know now, e.g. that a comparison runs
@@ -87,21 +92,21 @@ class Runtime:
         self.describer = Describer(config, self.traffic, self.writer, self.feed, ready=False)
         self.server = ServerWatch(config, self.describer.set_ready)
         self.api_headers = headers
-        self._spawn(self.server.run())
-        self._spawn(self.stalls.run())
-        self._spawn(self.writer.keep_swept())
+        for work in (self.server.run(), self.stalls.run(), self.writer.keep_swept()):
+            self._spawn(work, self._tasks)
         await self._start_cameras()
 
     async def stop(self) -> None:
         """End everything that was started; descriptions under way are cancelled and stored as such."""
         ends = [worker.close for worker in self.cameras.values()]
         if self._detector is not None:
-            ends.append(self._detector.close)
-        await asyncio.gather(*(asyncio.to_thread(end) for end in ends))
+            ends.append(self._detector.close)  # whoever waits for it is let go
+        await asyncio.gather(self._left(), *(asyncio.to_thread(end) for end in ends))
         await self.describer.close("the service stops")
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._leaving]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self.client.close()
         await self.server.close()
         await asyncio.to_thread(self.writer.close)
@@ -127,7 +132,7 @@ class Runtime:
                 first = error.errors()[0]
                 field = ".".join(str(part) for part in first["loc"])
                 raise ApiError(422, f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
-            trouble = await asyncio.to_thread(check_source, camera)
+            trouble = await _trouble(camera)
             if trouble:
                 raise ApiError(422, trouble)
             worker = self._start_camera(camera)
@@ -157,26 +162,37 @@ class Runtime:
             await asyncio.to_thread(self.uploads.clear, sources)
 
     async def remove_camera(self, camera_id: str) -> None:
-        """Stop watching a camera; what it has waiting or running is cancelled.
+        """Stop watching a camera; what it has waiting or running is cancelled. It is closed in the background.
 
         Raises:
             ApiError: There is none of that id.
         """
         worker = self.camera(camera_id)
         del self.cameras[camera_id]
+        worker.stop()  # before the cancellation: from here on the id is free for another camera
+        self.describer.cancel(camera_id, None, "camera removed")
+        self._spawn(self._let_go(worker), self._leaving)
         if self._keep_cameras:
             if worker.camera in self.config.cameras:
                 gone = StoredCamera(camera_id, worker.camera, removed=True)
                 await self.writer.now(lambda: self._camera_store.keep(gone))
             else:
                 await self.writer.now(lambda: self._camera_store.forget(camera_id))
-        await asyncio.to_thread(worker.close)
-        self.describer.cancel(camera_id, None, "camera removed")
-        if self._detector is not None:
-            with contextlib.suppress(DetectorError):
-                await asyncio.to_thread(self._detector.forget, camera_id)
         if all(other.camera.source != worker.camera.source for other in self.cameras.values()):
             await asyncio.to_thread(self.uploads.remove, worker.camera.source)
+
+    async def _let_go(self, worker: CameraWorker) -> None:
+        """Free what a removed camera holds. Takes long where its reader hangs or the detector is starting."""
+        await asyncio.to_thread(worker.close)
+        if self._detector is not None:
+            async with self._forgetting:  # at most one thread waits for the detector
+                with contextlib.suppress(DetectorError):
+                    await asyncio.to_thread(self._detector.forget, worker.detector_id)
+
+    async def _left(self) -> None:
+        """Wait for the cameras that were removed last, within bounds."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=_LEAVE_S)
 
     def camera(self, camera_id: str) -> CameraWorker:
         """One camera.
@@ -235,15 +251,23 @@ class Runtime:
             found.append(f"{self.writer.lost} records were not stored")
         return found
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a background task ended", exc_info=task.exception())
+
+
+async def _trouble(camera: CameraConfig) -> str | None:
+    """Why this source cannot work, as far as can be said in a moment."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(check_source, camera), _CHECK_S)
+    except TimeoutError:
+        return f"source {mask_source(camera.source)}: its file system does not answer; see whether it is mounted"
 
 
 def _detector_words(status: DetectorStatus) -> str:

@@ -34,6 +34,7 @@ from pipeline.prompt import PromptBuilder
 from pipeline.runtime import Runtime
 from pipeline.store import Store
 from pipeline.tokens import TokenCounter
+from serving.address import reachable_host
 from serving.records import now_s
 
 _STOP_S = 5
@@ -135,7 +136,7 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets=sockets)
         if self.started:
-            print(f"FrameChat service on http://{self.config.host}:{self.config.port}", flush=True)
+            print(f"FrameChat service on http://{reachable_host(self.config.host)}:{self.config.port}", flush=True)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

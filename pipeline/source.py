@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pipeline.addresses import kind_of, mask_source
-from pipeline.childprocess import ending, start_child
+from pipeline.childprocess import ChildLog, start_child
 from pipeline.config import CameraConfig, SourceConfig
 from pipeline.frame import Frame
 from pipeline.reader_process import ReaderSettings
@@ -52,6 +52,7 @@ class _Published:
     arrived_s: float
     media_s: float | None
     scene: int
+    cut: int
 
 
 class _ReaderError(Exception):
@@ -62,22 +63,27 @@ class _ReaderError(Exception):
         self.fatal = fatal
 
 
-def open_source(camera: CameraConfig, settings: SourceConfig) -> CameraReader:
-    """Start reading `camera`; returns at once and never raises for what the source does: see `CameraReader.status`."""
-    return CameraReader(camera, settings)
+def open_source(camera: CameraConfig, settings: SourceConfig, log_name: str = "reader") -> CameraReader:
+    """Start reading `camera`; returns at once and never raises for what the source does: see `CameraReader.status`.
+
+    `log_name` names the reader's log, where there is a run folder.
+    """
+    return CameraReader(camera, settings, ChildLog(log_name))
 
 
 class CameraReader:
     """One camera's reader process, watched, killed when it hangs, and started again.
 
     Live sources and files at their own pace: `wait_frame` gives the newest frame, nothing queues up. With
-    `SourceConfig.as_fast_as_possible` a file gives every frame in turn, and reading waits for whoever takes them.
+    `SourceConfig.as_fast_as_possible` a file that is played once gives every frame in turn, and reading waits for
+    whoever takes them.
     All methods may be called from any thread.
     """
 
-    def __init__(self, camera: CameraConfig, settings: SourceConfig) -> None:
+    def __init__(self, camera: CameraConfig, settings: SourceConfig, log: ChildLog) -> None:
         self.camera = camera
         self._settings = settings
+        self._log = log
         self._changed = threading.Condition()
         self._status = ReaderStatus("connecting")
         self._newest: _Published | None = None
@@ -89,7 +95,7 @@ class CameraReader:
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._frames = SharedFrames(settings.max_side_px * settings.max_side_px * 3)
-        self._every = settings.as_fast_as_possible
+        self._every = settings.as_fast_as_possible and not camera.loop
         self._resume: dict[str, Any] = {}
         self._live = True
         self._local = False
@@ -190,7 +196,7 @@ class CameraReader:
         image = self._frames.read(published.index, published.shape)
         if image is None:
             return None
-        return Frame(image, published.index, published.arrived_s, published.media_s, published.scene)
+        return Frame(image, published.index, published.arrived_s, published.media_s, published.scene, published.cut)
 
     def _make_room(self) -> None:
         process = self._process
@@ -276,6 +282,8 @@ class CameraReader:
             picture_s=settings.picture_s,
             first_index=newest.index + 1 if newest is not None else 0,
             first_scene=newest.scene + (1 if self._live else 0) if newest is not None else 0,
+            # A file behind a URL is found to be one only while it is read, and begins anew.
+            first_cut=newest.cut + int(self._live and not self._resume["live"]) if newest is not None else 0,
             media_base_s=self._resume.get("base_s", 0.0),
             skip=0 if self._live else self._resume.get("number", 0),
         )
@@ -291,7 +299,7 @@ class CameraReader:
             while self._pending and not self._stop.is_set():  # a new reader would write over frames not yet taken
                 self._changed.wait(1.0)
         self._set("connecting", "")
-        process = start_child("pipeline.reader_process", self._frames.fd)
+        process = start_child("pipeline.reader_process", self._frames.fd, self._log)
         self._process = process
         if self._stop.is_set():  # `close` may have looked for the process before it was there
             return
@@ -311,8 +319,7 @@ class CameraReader:
                     raise _ReaderError(f"{waiting_for} within {patience - _GRACE_S:g} s: reader killed")
                 data = os.read(stdout.fileno(), 65536)
                 if not data:
-                    code = process.wait()
-                    raise _ReaderError(f"the reader process died ({ending(code)})")
+                    raise _ReaderError(f"the reader process died ({self._log.ending(process.wait())})")
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     event = json.loads(line)
@@ -336,8 +343,9 @@ class CameraReader:
                 arrived_s=now_s() - (time.monotonic() - event["arrived"]),
                 media_s=event["media_s"],
                 scene=event["scene"],
+                cut=event["cut"],
             )
-            self._resume = {"base_s": event["base_s"], "number": event["number"]}
+            self._resume = {"base_s": event["base_s"], "number": event["number"], "live": self._live}
             with self._changed:
                 self._newest = published
                 if self._every:
@@ -355,7 +363,7 @@ class CameraReader:
                 )
                 self._changed.notify_all()
         elif kind == "damaged":
-            self._resume = {"base_s": event["base_s"], "number": event["number"]}
+            self._resume = {"base_s": event["base_s"], "number": event["number"], "live": self._live}
             with self._changed:
                 detail = f"picture skipped: {event['why']}"
                 self._status = replace(self._status, damaged=self._status.damaged + 1, detail=detail)

@@ -16,10 +16,9 @@ from pipeline.appearance import signature, similarity, surroundings
 from pipeline.config import TriggerConfig
 from pipeline.decisions import Decision, PersonState, TriggerCounts
 from pipeline.frame import Box, Detection, Frame
-from pipeline.people import Person, Track, exchange_if_swapped, join_cost
+from pipeline.people import LEFT_AFTER_S, Person, Track, began_in_time, exchange_if_swapped, join_cost
 from pipeline.views import judge, overlap_by_others, take_view
 
-_LEFT_AFTER_S = 1.0  # unseen this long, no better view is likely: decide with what there is
 _MAX_TRIES = 3
 _HISTORY = 256
 _APART_OVERLAP = 0.05  # two people who met have parted
@@ -58,7 +57,7 @@ class Trigger:
         self._people: dict[str, Person] = {}
         self._history: deque[PersonState] = deque(maxlen=_HISTORY)
         self._next_person = 1
-        self._scene: int | None = None
+        self._scene, self._cut = 0, 0  # of the newest frame
         self._together: set[tuple[int, int]] = set()  # tracks that overlap, the lower id first
         self._now_s = 0.0
         self._counts: Counter[str] = Counter()
@@ -76,19 +75,18 @@ class Trigger:
             due_s = frame.arrived_s if now_s is None else now_s
             clock = frame.media_s if self._batch and frame.media_s is not None else frame.arrived_s
             self._now_s = max(self._now_s, clock)
-            if self._scene is not None and frame.scene != self._scene:
-                self._forget_tracks()
-            self._scene = frame.scene
+            if (frame.scene, frame.cut) != (self._scene, self._cut):
+                self._end_tracks(over=frame.cut != self._cut)
+            self._scene, self._cut = frame.scene, frame.cut
             found = [d for d in detections if d.box_px[2] - d.box_px[0] >= 1 and d.box_px[3] - d.box_px[1] >= 1]
             for track in self._tracks.values():
-                track.visible = False
+                track.visible = any(detection.track_id == track.track_id for detection in found)
             self._undo_swaps(frame, found)
             for detection in found:
                 self._see(frame, detection, [d.box_px for d in found if d is not detection])
             self._drop_old_tracks()
             for person in self._people.values():
-                track_now = self._tracks.get(person.track_id)
-                person.visible = track_now is not None and track_now.visible
+                person.visible = person.last_track is not None and person.last_track.visible
             return self._decide(due_s)
 
     def tick(self, now_s: float) -> list[Decision]:
@@ -106,7 +104,7 @@ class Trigger:
     def flush(self, now_s: float) -> list[Decision]:
         """The source has ended: everyone still waiting for a better view is decided now."""
         with self._lock:
-            self._forget_tracks()
+            self._end_tracks(over=True)
             return self._decide(now_s)
 
     def waiting(self, person_id: str, reason: str = "waiting for a free slot") -> None:
@@ -125,10 +123,11 @@ class Trigger:
                 return
             self._counts["described" if person.descriptions == 0 else "redescribed"] += 1
             person.descriptions += 1
-            person.pending = False
+            person.pending = person.leaving = False
             person.described_s = self._now_s if self._batch else now_s
             person.tries = 0
             person.say("described", "described")
+            self._forget_if_over(person)
 
     def dropped(self, person_id: str, reason: str, now_s: float, *, retry: bool = True) -> None:
         """The request was not answered: `reason` in words. With `retry` it is asked again while the person is seen.
@@ -139,22 +138,25 @@ class Trigger:
             person = self._people.get(person_id)
             if person is None or not person.pending:
                 return
-            person.pending = False
-            person.say("skipped", reason)
+            # A request that ended by itself before it could be cancelled has its own reason, and may be asked again.
+            person.say("skipped", f"cancelled: {reason}" if person.leaving and not retry else reason)
+            person.pending = person.leaving = False
             again = retry and person.tries < _MAX_TRIES
             person.retry_at_s = (self._now_s if self._batch else now_s) + self._config.retry_after_s if again else None
             person.given_up = not again
+            self._forget_if_over(person)
 
     def tracks(self) -> list[PersonState]:
         """Everyone in the newest frame, confirmed or not."""
         with self._lock:
-            return [self._track_state(track) for track in self._tracks.values() if track.visible]
+            confirm = self._config.confirm_detections
+            return [track.shown(confirm) for track in self._tracks.values() if track.visible]
 
     def people(self) -> list[PersonState]:
         """Everyone confirmed and not yet forgotten, then the last people forgotten, newest first."""
         with self._lock:
             present = sorted(self._people.values(), key=lambda person: -person.first_seen_s)
-            return [self._person_state(person) for person in present] + list(reversed(self._history))
+            return [person.shown() for person in present] + list(reversed(self._history))
 
     def counts(self) -> TriggerCounts:
         """Totals since the start."""
@@ -182,7 +184,7 @@ class Trigger:
             self._confirm(track)
         person = track.person
         if person is not None:
-            person.track_id = track.track_id
+            person.track_id, person.last_track = track.track_id, track
             person.last_seen_s = now
             person.missed = False
             if self._config.rescene_change and (person.described_s is not None or person.pending):
@@ -201,23 +203,24 @@ class Trigger:
     def _confirm(self, track: Track) -> None:
         person = self._same_person(track)
         if person is None:
-            person = Person(f"{self._prefix}{self._next_person}", track.first_s, self._now_s, scene=self._scene)
+            person = Person(f"{self._prefix}{self._next_person}", track.first_s)
             self._next_person += 1
             self._people[person.person_id] = person
             self._counts["seen"] += 1
             person.say("watched", "waiting for a good view")
         else:
             self._counts["rejoined"] += 1
+            if track.first_s - person.last_seen_s > LEFT_AFTER_S:
+                person.wanted_since_s = None  # they were away: good views have as long as ever to come
         person.adopt(track)
 
     def _same_person(self, track: Track) -> Person | None:
         """Who, of the people lost lately, this new track is; None when nobody fits."""
         best, best_cost = None, float("inf")
         for person in self._people.values():
-            lost = self._tracks.get(person.track_id)
-            if person.scene != self._scene or (lost is not None and lost.visible):
+            if person.over or (person.last_track is not None and person.last_track.visible):
                 continue
-            cost = join_cost(person, lost or person.last_track, track, self._config, similarity)
+            cost = join_cost(person, track, self._config, similarity)
             if cost is not None and cost < best_cost:
                 best, best_cost = person, cost
         return best
@@ -241,26 +244,42 @@ class Trigger:
                 exchange_if_swapped(self._tracks[one], self._tracks[other], looks, similarity)
 
     def _drop_old_tracks(self) -> None:
-        horizon = self._now_s - max(self._config.reentry_window_s, _LEFT_AFTER_S)
+        horizon = self._now_s - max(self._config.reentry_window_s, LEFT_AFTER_S)
         for track_id in [t.track_id for t in self._tracks.values() if t.last_s < horizon]:
             track = self._tracks.pop(track_id)
             if track.person is None:
                 self._counts["unconfirmed"] += 1
 
-    def _forget_tracks(self) -> None:
+    def _end_tracks(self, *, over: bool) -> None:
+        """The picture does not go on from the one before; `over`: and nobody in it can come back."""
         for track in self._tracks.values():
+            track.visible = False
             if track.person is None:
                 self._counts["unconfirmed"] += 1
         self._tracks.clear()
         self._together.clear()
         for person in self._people.values():
             person.visible = False
-            person.scene = None
+            person.over = person.over or over
+
+    def _may_be_back(self, person: Person) -> bool:
+        """A track that is not confirmed yet began in time to be this person."""
+        seen_s = self._now_s - LEFT_AFTER_S
+        new = [track for track in self._tracks.values() if track.person is None and track.last_s >= seen_s]
+        return not person.over and any(began_in_time(person, track, self._config.reentry_window_s) for track in new)
 
     # Decisions
 
     def _wants(self, person: Person) -> bool:
-        """A description of this person is still wanted."""
+        """A description of this person is wanted now. Since when is kept, and only views from then on."""
+        wanted = self._is_due(person)
+        if not wanted:
+            person.wanted_since_s = person.best = None
+        elif person.wanted_since_s is None:
+            person.wanted_since_s = self._now_s
+        return wanted
+
+    def _is_due(self, person: Person) -> bool:
         if person.pending or person.given_up:
             return False
         if person.retry_at_s is not None:
@@ -285,19 +304,18 @@ class Trigger:
         may_pick = self._may_pick()
         for person in list(self._people.values()):
             gone_s = self._now_s - person.last_seen_s
-            if person.scene is None:
-                gone_s = float("inf") if not person.pending else gone_s
             if person.pending:
-                if not self._batch and gone_s > self._config.cancel_after_gone_s:
+                if not (self._batch or person.leaving) and gone_s > self._config.cancel_after_gone_s:
                     reason = f"left {gone_s:.0f} s ago"
                     decisions.append(Decision("cancel", person.person_id, person.track_id, reason, due_s))
-                    person.pending, person.given_up = False, True
-                    person.say("skipped", f"cancelled: {reason}")
+                    person.leaving = True  # whether it was cancelled, `dropped` or `finished` says
                 continue
+            if person.over:
+                gone_s = float("inf")
             if self._wants(person) and not person.missed:
                 reason = self._why_now(person, gone_s)
                 if reason and person.best is not None and not may_pick:
-                    if gone_s > _LEFT_AFTER_S:
+                    if gone_s > LEFT_AFTER_S:
                         person.best, person.missed = None, True
                         person.say("skipped", "left before the model server was ready")
                     else:
@@ -305,7 +323,7 @@ class Trigger:
                 elif reason and person.best is not None:
                     decisions.append(self._describe(person, reason, due_s))
                     continue
-            if gone_s > max(self._config.reentry_window_s, _LEFT_AFTER_S):
+            if gone_s > max(self._config.reentry_window_s, LEFT_AFTER_S) and not self._may_be_back(person):
                 self._forget(person)
         return decisions
 
@@ -314,14 +332,14 @@ class Trigger:
         best = person.best
         if best is not None and best.quality.good:
             return self._again(person) or "a good view"
-        waited = self._now_s - (person.retry_at_s or person.confirmed_s)
+        waited = 0.0 if person.wanted_since_s is None else self._now_s - person.wanted_since_s
         problem = best.quality.problem if best is not None else "no view"
         late = waited >= self._config.max_wait_s
-        if best is not None and best.quality.usable and (late or gone_s > _LEFT_AFTER_S):
+        if best is not None and best.quality.usable and (late or gone_s > LEFT_AFTER_S):
             when = f"after {waited:.0f} s" if late else "left"
-            return f"{when}, the best view so far: {problem}"
+            return "; ".join(filter(None, [self._again(person), f"{when}, the best view so far: {problem}"]))
         if person.described_s is None and person.retry_at_s is None:
-            if gone_s > _LEFT_AFTER_S:
+            if gone_s > LEFT_AFTER_S:
                 person.say("skipped", f"left before a good view: {problem}")
             else:
                 person.say("watched", f"waiting for a good view: {person.last_problem or problem}")
@@ -344,37 +362,18 @@ class Trigger:
     def _forget(self, person: Person) -> None:
         if person.descriptions == 0:
             self._not_described[person.reason.split(":")[0].split("(")[0].strip()] += 1
-        self._history.append(self._person_state(person))
+        self._history.append(person.shown())
         del self._people[person.person_id]
         for track_id in [t.track_id for t in self._tracks.values() if t.person is person]:
             del self._tracks[track_id]
+
+    def _forget_if_over(self, person: Person) -> None:
+        """There may be no frame any more that would have it done."""
+        if person.over:
+            self._forget(person)
 
     def _feedback(self, person_id: str, state: TrackState, reason: str) -> None:
         with self._lock:
             person = self._people.get(person_id)
             if person is not None and person.pending:
                 person.say(state, reason)
-
-    def _person_state(self, person: Person) -> PersonState:
-        return PersonState(
-            person_id=person.person_id,
-            track_id=person.track_id,
-            state=person.state,
-            reason=person.reason,
-            box=person.last_track.frame_box if person.last_track is not None else (0.0, 0.0, 0.0, 0.0),
-            confidence=person.last_track.confidence if person.last_track is not None else 0.0,
-            first_seen_s=person.first_seen_s,
-            last_seen_s=person.last_seen_s,
-            visible=person.visible,
-            track_ids=tuple(person.track_ids),
-            descriptions=person.descriptions,
-        )
-
-    def _track_state(self, track: Track) -> PersonState:
-        if track.person is not None:
-            return self._person_state(track.person)
-        seen = f"seen {track.hits} of {self._config.confirm_detections} times"
-        return PersonState(
-            "", track.track_id, "new", seen, track.frame_box, track.confidence, track.first_s, track.last_s, True,
-            (track.track_id,), 0,
-        )  # fmt: skip

@@ -59,6 +59,13 @@ class _File:
         self._inside = False
 
 
+def _changed_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # another upload has just made room
+        return 0.0
+
+
 class Uploads:
     """The folder of uploaded videos. They live as long as a camera of this run uses them."""
 
@@ -83,7 +90,7 @@ class Uploads:
     def make_room(self, in_use: set[str]) -> None:
         """Remove all but the newest uploads that no camera watches. Blocks."""
         spare = [file for file in self.folder.iterdir() if _NAME.match(file.name) and str(file) not in in_use]
-        spare.sort(key=lambda file: file.stat().st_mtime)
+        spare.sort(key=_changed_s)
         for file in spare[: -_MOST_UNUSED + 1]:
             file.unlink(missing_ok=True)
 

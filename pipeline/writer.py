@@ -74,10 +74,11 @@ class StoreWriter:
     def _do(self, write: Callable[[], None]) -> bool:
         try:
             write()
-        except StoreError as error:
+        except Exception as error:  # whatever it is: who waits for this write is told, and the next one may work
+            problem = str(error) if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
             if not self.problem:
-                _log.error("%s", error)
-            self.problem = str(error)
+                _log.error("%s", problem, exc_info=None if isinstance(error, StoreError) else error)
+            self.problem = problem
             return False
         self.problem = ""
         return True

@@ -49,7 +49,8 @@ class PlayedReader:
             return None
         index = self._index()
         image = self._images[index % len(self._images)].copy()
-        return Frame(image, index, now_s(), index / self._fps, index // len(self._images))
+        plays = index // len(self._images)
+        return Frame(image, index, now_s(), index / self._fps, plays, plays)
 
     def status(self) -> ReaderStatus:
         finished = (not self._loop and self._index() >= len(self._images) - 1) or self._closed.is_set()

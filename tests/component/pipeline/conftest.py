@@ -175,9 +175,11 @@ def run_service(config: Config, *, ready: bool = True) -> Iterator[Running]:
         assert not thread.is_alive()
 
 
-def open_played(camera: CameraConfig, settings: SourceConfig) -> Any:
+def open_played(camera: CameraConfig, settings: SourceConfig, log_name: str) -> Any:
     """Videos play in this process; anything else is read as the product reads it."""
-    return (PlayedReader if camera.source.endswith(".avi") else open_source)(camera, settings)
+    if camera.source.endswith(".avi"):
+        return PlayedReader(camera, settings)
+    return open_source(camera, settings, log_name)
 
 
 @pytest.fixture

@@ -131,6 +131,23 @@ def test_the_product_stands_still_and_comes_back(
     assert asked == ([] if kind == "running" else [(False, 256), (True, 256)])
 
 
+def test_a_file_that_has_ended_is_not_played_again_afterwards(
+    ours: MakeConfig, serve: Serve, keeper: Keeper, child: Callable[[], None], street_video: Path
+) -> None:
+    with serve(ours(cameras=[{"name": "Street", "source": str(street_video)}])) as client:
+        wait_for(lambda: states(client) == {"ended"})
+        wait_for(lambda: [view["state"] for view in client.get("/descriptions").json()] == ["done"])
+        client.post("/comparisons", json=WANTED | {"kind": "running"})
+        wait_for(lambda: now(client)["comparison"])
+        assert states(client) == {"ended"}
+        child()
+        assert ended(client)["phase"] == "ended"
+        later_s = client.get("/status").json()["now_s"] + 1  # longer than the file
+        while client.get("/status").json()["now_s"] < later_s:
+            assert states(client) == {"ended"}
+        assert len(client.get("/descriptions").json()) == 1
+
+
 def test_a_step_budget_that_was_left_behind_is_put_back(
     ours: MakeConfig, serve: Serve, keeper: Keeper, child: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

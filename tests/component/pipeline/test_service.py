@@ -92,7 +92,11 @@ def test_one_person_is_described_once_with_every_stage(
 
         street = client.get("/cameras").json()[0]
         assert (street["people_seen"], street["people_described"]) == (1, 1)
-        assert street["people_not_described"] == {}
+        assert (street["people_not_described"], street["people_unconfirmed"]) == ({}, 0)
+        (person,) = client.get("/cameras/street/people").json()
+        assert (person["person_id"], person["state"], person["descriptions"]) == ("street-1", "described", 1)
+        assert person["track_ids"] == [view["track_id"]]
+        assert person["first_seen_s"] < view["due_s"] <= person["last_seen_s"] + 1
         assert client.get("/descriptions", params={"q": "coat"}).json() == [view]
         assert client.get("/descriptions", params={"q": "hat"}).json() == []
         assert counters(client)['framechat_requests_total{outcome="done",traffic_class="camera"}'] == 1
@@ -204,6 +208,10 @@ def test_a_person_who_left_long_ago_is_given_up(
         assert (view["state"], view["reason"]) == ("cancelled", "left 1 s ago")
         (asked,) = [item for item in model_server.received if item.path == "/v1/chat/completions"]
         assert asked.gone.wait(5)
+        left = wait_for(lambda: client.get("/cameras").json()[0]["people_not_described"])
+        assert left == {"cancelled": 1}
+        (person,) = client.get("/cameras/street/people").json()
+        assert (person["state"], person["reason"]) == ("skipped", "cancelled: left 1 s ago")
         assert client.get("/cameras").json()[0]["people_described"] == 0
 
 
@@ -340,6 +348,7 @@ def test_the_public_address_is_allowed(make_config: MakeConfig, serve: Serve) ->
         pytest.param("POST", "/cameras", {"source": "rtsp://u:hunter2@h/x"}, 422, "password_env", id="password"),
         pytest.param("PATCH", "/cameras/none", {"paused": True}, 404, "camera 'none'", id="no such camera"),
         pytest.param("DELETE", "/cameras/none", None, 404, "camera 'none'", id="nothing to remove"),
+        pytest.param("GET", "/cameras/none/people", None, 404, "camera 'none'", id="nobody of no camera"),
         pytest.param("GET", "/cameras/none/picture.jpg", None, 404, "camera 'none'", id="no such picture"),
         pytest.param("GET", "/thumbnails/..%2f..%2fx.jpg", None, 404, "", id="path out of the folder"),
         pytest.param("GET", "/thumbnails/abc.jpg", None, 404, "thumbnail 'abc'", id="no such thumbnail"),

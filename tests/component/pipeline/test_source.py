@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
@@ -110,11 +111,15 @@ def test_only_the_newest_frame_is_given_and_its_age_known(tmp_path: Path) -> Non
         assert (status.width_px, status.height_px) == (160, 120)
 
 
-def test_loop_goes_on_with_a_new_scene(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "v.mp4", [numbered(i) for i in range(10)])
-    frames, _ = play(path, count=25, loop=True)
-    assert [number_of(frame.image) for frame in frames] == [*range(10), *range(10), *range(5)]
-    assert [frame.scene for frame in frames] == [0] * 10 + [1] * 10 + [2] * 5
+@pytest.mark.parametrize("settings", [SMALL, BATCH], ids=["its own pace", "as fast as possible"])
+def test_loop_goes_on_with_a_new_scene_and_waits_for_nobody(tmp_path: Path, settings: SourceConfig) -> None:
+    """Of a file without an end the newest picture is wanted, however fast those with one are to be read."""
+    path = write_video(tmp_path / "v.mp4", [numbered(i) for i in range(10)], fps=20)
+    frames, status = play(path, settings, count=8, pause_s=0.15, loop=True)
+    assert status.dropped >= 8
+    assert [number_of(frame.image) for frame in frames] == [frame.index % 10 for frame in frames]
+    assert [frame.scene for frame in frames] == [frame.index // 10 for frame in frames]
+    assert [frame.cut for frame in frames] == [frame.scene for frame in frames]
     assert all((b.media_s or 0) > (a.media_s or 0) for a, b in pairwise(frames))
 
 
@@ -136,6 +141,7 @@ def test_size_changes_in_mid_stream_begin_a_new_scene(tmp_path: Path) -> None:
     assert [number_of(frame.image) for frame in frames] == list(range(9))
     assert [frame.image.shape[1] for frame in frames] == [160] * 4 + [320] * 4 + [160]
     assert [frame.scene for frame in frames] == [0] * 4 + [1] * 4 + [2]
+    assert {frame.cut for frame in frames} == {0}
     assert not status.failed
 
 
@@ -162,6 +168,7 @@ def test_a_folder_is_shown_picture_by_picture(tmp_path: Path) -> None:
     frames, status = play(tmp_path, BATCH.model_copy(update={"picture_s": 0.4}))
     assert [number_of(frame.image) for frame in frames] == [1, 1, 2, 2, 10, 10]
     assert [frame.scene for frame in frames] == [0, 0, 1, 1, 2, 2]
+    assert [frame.cut for frame in frames] == [0, 0, 1, 1, 2, 2]
     assert status.state == "ended"
 
 
@@ -414,9 +421,32 @@ def test_a_live_stream_that_ends_is_connected_again_for_ever(server: _Server) ->
         frame = reader.wait_frame(-1, 20)
         assert frame is not None
         assert frame.scene >= 2
+        assert frame.cut == 0
         assert frame.media_s is None
         assert frame.index >= 16
         assert not reader.status().finished
+
+
+class _Folder(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def test_a_file_behind_an_address_begins_anew(tmp_path: Path) -> None:
+    write_video(tmp_path / "v.mkv", [numbered(i) for i in range(40)])
+    folder = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Folder, directory=str(tmp_path)))
+    threading.Thread(target=folder.serve_forever, args=(0.05,), daemon=True).start()
+    with contextlib.closing(folder.socket):
+        with open_source(camera(f"http://127.0.0.1:{folder.server_port}/v.mkv"), SMALL) as reader:
+            first = reader.wait_frame(-1, 20)
+            assert first is not None
+            assert reader.pid is not None
+            os.kill(reader.pid, signal.SIGKILL)
+            wait_for(lambda: reader.status().reconnects == 1 and reader.status().state == "live")
+            again = reader.newest()
+        folder.shutdown()
+    assert again is not None
+    assert (first.cut, again.scene, again.cut) == (0, 1, 1)
 
 
 def test_a_live_stream_that_falls_silent_is_connected_again(server: _Server) -> None:

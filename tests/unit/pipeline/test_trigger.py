@@ -36,6 +36,11 @@ class Someone:
         return (self.at, self.base - self.height, self.at + self.height * 0.4, self.base)
 
 
+def zoomed(box: Box, zoom: int) -> Box:
+    x1, y1, x2, y2 = box
+    return x1 * zoom, y1 * zoom, x2 * zoom, y2 * zoom
+
+
 @dataclass
 class World:
     """Feeds a trigger, 5 frames a second, and keeps what it decided."""
@@ -43,6 +48,8 @@ class World:
     config: TriggerConfig = field(default_factory=TriggerConfig)
     batch: bool = False
     scene: int = 0
+    cut: int = 0
+    zoom: int = 1  # size of the picture
     now_s: float = 1000.0
     index: int = 0
     backdrop: int = 120
@@ -69,8 +76,9 @@ class World:
         self.now_s += STEP_S
         self.index += 1
         media = self.index * STEP_S if self.batch else None
-        frame = Frame(self.picture(people), self.index, self.now_s, media, self.scene)
-        found = [Detection(p.track, p.box, p.confidence) for p in people if p.track is not None]
+        image = self.picture(people).repeat(self.zoom, axis=0).repeat(self.zoom, axis=1)
+        frame = Frame(image, self.index, self.now_s, media, self.scene, self.cut)
+        found = [Detection(p.track, zoomed(p.box, self.zoom), p.confidence) for p in people if p.track is not None]
         decided = self.trigger.update(frame, found)
         self.decisions += decided
         for decision in decided:
@@ -238,8 +246,9 @@ def test_who_was_seen_too_briefly_is_counted() -> None:
     [
         pytest.param(0.2, Someone(210, 2), True, id="ID switch between two frames"),
         pytest.param(2.0, Someone(230, 2), True, id="after two seconds, near"),
-        pytest.param(9.0, Someone(230, 2), True, id="at the end of the window"),
-        pytest.param(15.0, Someone(230, 2), False, id="after the window"),
+        # The track of who comes back begins 0.2 s later, and is confirmed another 0.4 s later.
+        pytest.param(9.6, Someone(230, 2), True, id="at the end of the window"),
+        pytest.param(10.0, Someone(230, 2), False, id="after the window"),
         pytest.param(2.0, Someone(560, 2), False, id="far away"),
         pytest.param(2.0, Someone(230, 2, colour=BLUE), False, id="other clothes"),
         pytest.param(2.0, Someone(230, 2, height=60), False, id="other size"),
@@ -255,6 +264,30 @@ def test_a_lost_person_who_comes_back_is_the_same(gap_s: float, back: Someone, s
     assert world.only().person_id == ("1" if same else "2")
     if same:
         assert world.only().track_ids == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("gap_s", "more_s"),
+    [
+        pytest.param(9.0, 1.4, id="one that began in the window and was lost again"),
+        pytest.param(9.8, 0.0, id="one that began after it"),
+    ],
+)
+def test_a_fleeting_track_keeps_nobody_from_being_forgotten(gap_s: float, more_s: float) -> None:
+    world = World(TriggerConfig(reentry_window_s=9.9))
+    world.stay(2, Someone(200, 1))
+    world.stay(gap_s)
+    assert list(world.trigger._people) == ["1"]
+    world.see(Someone(200, 2))
+    world.stay(more_s)
+    assert world.trigger._people == {}
+
+
+def test_a_new_track_beside_somebody_is_not_them_though_it_is_found_first() -> None:
+    world = World(TriggerConfig(confirm_detections=1))
+    world.stay(2, Someone(200, 1))
+    world.see(Someone(290, 2), Someone(200, 1))
+    assert world.described() == ["1", "2"]
 
 
 def test_a_lost_person_is_expected_where_they_were_walking_to() -> None:
@@ -364,7 +397,56 @@ def test_again_when_the_scene_around_the_person_changes() -> None:
     world.backdrop = 20  # somebody turned the light off
     world.stay(8, Someone(200, 1))
     assert world.described() == ["1", "1"]
-    assert "scene" in world.decisions[-1].reason
+    assert world.decisions[-1].reason == "described again: the scene around the person changed"
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        pytest.param(TriggerConfig(cooldown_s=10, max_wait_s=3), "cool-down over", id="cool-down"),
+        pytest.param(
+            TriggerConfig(rescene_change=0.3, max_wait_s=3), "the scene around the person changed", id="scene"
+        ),
+    ],
+)
+def test_again_waits_for_a_good_view_as_long_as_the_first_time(config: TriggerConfig, why: str) -> None:
+    world = World(config)
+    world.stay(9.8, Someone(200, 1))
+    world.backdrop = 20
+    wanted_s = world.now_s + (0.8 if config.cooldown_s else 0.2)
+    world.stay(1, Someone(200, 1, blurred=True))
+    assert world.described() == ["1"]
+    decided = world.stay(5, Someone(200, 1, blurred=True))
+    assert [d.person_id for d in decided] == ["1"]
+    assert 2.9 <= decided[0].due_s - wanted_s <= 3.3
+    assert decided[0].reason.startswith(f"described again: {why}; after 3 s, the best view so far: blurred")
+
+
+def test_again_takes_the_first_good_view_of_the_wait() -> None:
+    world = World(TriggerConfig(cooldown_s=5, max_wait_s=10))
+    world.stay(2, Someone(200, 1))
+    world.stay(5, Someone(200, 1, blurred=True))
+    (decision,) = world.see(Someone(200, 1))
+    assert decision.reason == "described again: cool-down over"
+    assert decision.view is not None
+    assert decision.view.quality.good
+
+
+def test_who_was_away_when_the_cool_down_ended_is_waited_for_like_anybody() -> None:
+    world = World(TriggerConfig(cooldown_s=5, max_wait_s=3))
+    world.stay(3, Someone(200, 1))
+    world.stay(8)
+    back_s = world.now_s
+    decided = world.stay(5, Someone(200, 2, blurred=True))
+    assert [(d.person_id, d.again) for d in decided] == [("1", True)]
+    assert decided[0].due_s - back_s >= 3.0
+
+
+def test_no_view_from_before_the_cool_down_ended_is_taken() -> None:
+    world = World(TriggerConfig(cooldown_s=8, max_wait_s=60))
+    world.stay(2, Someone(200, 1))
+    world.stay(2, Someone(205, 2))  # another track of the same person, well seen until it was confirmed
+    assert world.stay(8, Someone(205, 2, blurred=True)) == []
 
 
 def test_a_dropped_request_is_tried_again_later_but_not_for_ever() -> None:
@@ -413,9 +495,21 @@ def test_a_request_whose_person_left_long_ago_is_cancelled() -> None:
     decided = world.stay(10)
     assert [(d.kind, d.person_id) for d in decided] == [("cancel", "1")]
     assert 5.0 < decided[0].due_s - left_s < 5.5
-    assert world.trigger.people()[0].reason.startswith("cancelled: left")
-    world.trigger.finished("1", world.now_s)  # an answer that was on its way does not count
-    assert world.trigger.counts().described == 0
+    world.trigger.dropped("1", decided[0].reason, world.now_s, retry=False)
+    assert world.trigger.people()[0].reason == "cancelled: left 5 s ago"
+    world.stay(1)
+    assert world.trigger.counts().not_described == {"cancelled": 1}
+
+
+def test_a_request_that_ended_by_itself_before_it_was_cancelled_counts_as_it_ended() -> None:
+    world = World(TriggerConfig(cancel_after_gone_s=5.0), finish=False)
+    world.stay(1, Someone(100, 1), Someone(400, 2, BLUE))
+    assert [d.kind for d in world.stay(10)] == ["cancel", "cancel"]
+    world.trigger.finished("1", world.now_s)
+    world.trigger.dropped("2", "the server broke off", world.now_s)
+    world.stay(1)
+    counts = world.trigger.counts()
+    assert (counts.described, counts.not_described) == (1, {"the server broke off": 1})
 
 
 def test_time_goes_on_while_the_camera_is_lost() -> None:
@@ -447,12 +541,55 @@ def test_the_end_of_the_source_decides_everybody() -> None:
     assert "too small" in reasons["2"][1]
 
 
-def test_a_new_scene_forgets_who_was_there() -> None:
+def test_the_end_of_the_source_leaves_nobody_whose_request_comes_to_nothing_out_of_the_count() -> None:
+    world = World(TriggerConfig(min_height_fraction=0.5, max_wait_s=30), finish=False)
+    world.stay(1, Someone(100, 1), Someone(300, 2, BLUE))
+    assert len(world.trigger.flush(world.now_s)) == 2
+    world.trigger.finished("1", world.now_s)
+    world.trigger.dropped("2", "queue full", world.now_s)
+    counts = world.trigger.counts()
+    assert (counts.seen, counts.described, counts.not_described) == (2, 1, {"queue full": 1})
+    assert [(p.person_id, p.reason) for p in world.trigger.people()] == [("2", "queue full"), ("1", "described")]
+
+
+def test_a_cut_forgets_who_was_there() -> None:
     world = World()
     world.stay(2, Someone(200, 1))
-    world.scene = 1  # the next picture of a folder
+    world.scene = world.cut = 1  # the next picture of a folder
     world.stay(2, Someone(200, 1))
     assert world.described() == ["1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "zoom", "back", "same"),
+    [
+        pytest.param(1.0, 1, Someone(210, 2), True, id="reconnected"),
+        pytest.param(1.0, 1, Someone(210, 1), True, id="and the tracker counts anew"),
+        pytest.param(0.0, 2, Someone(210, 2), True, id="size changed"),
+        pytest.param(1.0, 2, Someone(560, 2), False, id="size changed, far away"),
+        pytest.param(1.0, 1, Someone(210, 2, BLUE), False, id="other clothes"),
+        pytest.param(15.0, 1, Someone(210, 2), False, id="after the window"),
+    ],
+)
+def test_over_a_gap_who_comes_back_is_the_same(seconds: float, zoom: int, back: Someone, same: bool) -> None:
+    world = World()
+    world.stay(2, Someone(200, 1))
+    for _ in range(round(seconds / STEP_S)):
+        world.now_s += STEP_S
+        world.trigger.tick(world.now_s)
+    world.scene, world.zoom = 1, zoom
+    world.stay(2, back)
+    assert world.described() == (["1"] if same else ["1", "2"])
+    assert world.only().person_id == ("1" if same else "2")
+
+
+def test_a_gap_ends_tracks_that_are_not_confirmed() -> None:
+    world = World()
+    world.stay(0.4, Someone(200, 1))
+    world.scene = 1
+    world.see(Someone(200, 1))
+    assert world.only().reason == "seen 1 of 3 times"
+    assert world.trigger.counts().unconfirmed == 1
 
 
 def test_ids_carry_the_prefix() -> None:
