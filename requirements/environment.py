@@ -28,6 +28,8 @@ LOCKS = ROOT / "requirements"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_INDEX_TIMEOUT_S = 15
 STEP_TIMEOUT_S = 3600.0
+# What pip says where its sources lack a wheel; the second where the user's constraints name the package, too.
+PIP_LACKS = ("No matching distribution found", "ResolutionImpossible")
 STAMP = "framechat.json"
 NOT_FINISHED = "not finished"
 # Imported once at the end: they must import, and this compiles of each package what is used (a third of the whole).
@@ -214,7 +216,7 @@ def _install_torch(environment: Environment) -> None:
     status, said = install(environment, *wanted, may_fail=True)
     if status == 0:
         return
-    if "No matching distribution found" not in said:
+    if not any(words in said for words in PIP_LACKS):
         raise SetupError(f"{environment.name}: {environment.doing} failed; see {environment.log}\n    {said}")
     environment.doing = f"installing {wanted[0]} from PyTorch's index"
     once = ["--index-url", TORCH_INDEX, "--timeout", str(TORCH_INDEX_TIMEOUT_S), "--retries", "0"]

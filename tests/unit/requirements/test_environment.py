@@ -21,6 +21,30 @@ def test_a_stopped_environment_starts_nothing_more(tmp_path: Path) -> None:
         subject.install(bare, "anything")
 
 
+@pytest.mark.parametrize(
+    ("said", "indexes"),
+    [
+        pytest.param("ERROR: No matching distribution found for torch==2.13.0+cpu", 2, id="not in the sources"),
+        pytest.param("ERROR: ResolutionImpossible: for help visit", 2, id="nor allowed by the user's constraints"),
+        pytest.param("ERROR: Could not install packages due to an OSError", 1, id="something else"),
+    ],
+)
+def test_pytorchs_index_is_tried_once_where_pips_sources_lack_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, indexes: int
+) -> None:
+    asked: list[list[str]] = []
+
+    def install(_environment: Environment, *words: str, may_fail: bool) -> tuple[int, str]:
+        asked.append(list(words))
+        return 1, said
+
+    monkeypatch.setattr(subject, "install", install)
+    with pytest.raises(SetupError, match="torch"):
+        subject._install_torch(Environment("app", tmp_path, "cpu"))
+    assert len(asked) == indexes
+    assert [subject.TORCH_INDEX in words for words in asked] == [False, True][:indexes]
+
+
 @pytest.fixture
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """An environment that is stamped as made, from locks of its own."""
