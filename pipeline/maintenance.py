@@ -44,6 +44,7 @@ class Maintenance:
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._paused: list[CameraWorker] = []
+        self._cameras_rest = False
         self._lent_with: int | None = None
         self._reason = ""
         self.view = ChangeView(state="none", detail="", at_s=now_s())
@@ -51,6 +52,10 @@ class Maintenance:
     def why_not(self) -> str:
         """Why the model server cannot be used, for a user; empty while nothing is planned."""
         return f"{self._reason}; try again when it is over" if self._reason else ""
+
+    def why_cameras_rest(self) -> str:
+        """Why no camera may begin or go on now, for a user; empty when it may."""
+        return f"cameras rest: {self.why_not()}" if self._cameras_rest else ""
 
     def why_no_restart(self) -> str:
         """Why the server cannot be stopped or restarted from here; empty when it can."""
@@ -273,6 +278,7 @@ class Maintenance:
         self._reason = self._runtime.notice = reason
 
     def _pause_cameras(self) -> None:
+        self._cameras_rest = True
         for worker in self._runtime.cameras.values():
             if not (worker.paused or worker.ended):  # a file that has ended would be played again
                 worker.pause(True)
@@ -280,6 +286,7 @@ class Maintenance:
 
     def _go_on(self) -> None:
         self._because("")
+        self._cameras_rest = False
         self._runtime.describer.release()
         for worker in self._paused:
             worker.go_on()

@@ -27,6 +27,7 @@ async def cameras(request: Request) -> list[CameraView]:
 @router.post("/cameras", status_code=201)
 async def add(request: Request, camera: AddCamera) -> CameraView:
     """Start watching one more camera."""
+    _refuse_while_cameras_rest(request)
     return await parts_of(request).runtime.add_camera(camera)
 
 
@@ -34,8 +35,17 @@ async def add(request: Request, camera: AddCamera) -> CameraView:
 async def patch(request: Request, camera_id: str, change: PatchCamera) -> CameraView:
     """Pause a camera, or go on; a file goes on from its beginning."""
     worker = parts_of(request).runtime.camera(camera_id)
+    if not change.paused:
+        _refuse_while_cameras_rest(request)
     worker.pause(change.paused)
     return await asyncio.to_thread(worker.view)
+
+
+def _refuse_while_cameras_rest(request: Request) -> None:
+    """What is measured meanwhile would not be what was asked for."""
+    why = parts_of(request).maintenance.why_cameras_rest()
+    if why:
+        raise ApiError(409, why)
 
 
 @router.delete("/cameras/{camera_id}", status_code=204)

@@ -111,6 +111,12 @@ def test_the_product_stands_still_and_comes_back(
         session_id = client.post("/chat/sessions").json()["session_id"]
         refused = client.post("/chat", json={"session_id": session_id, "text": "hello"})
         assert (refused.status_code, "a comparison of token budgets runs" in refused.text) == (503, True)
+        for refused in (
+            client.post("/cameras", json={"source": str(street_video)}),
+            client.patch("/cameras/street", json={"paused": False}),
+        ):
+            assert (refused.status_code, "cameras rest: a comparison" in refused.text) == (409, True)
+        assert states(client) == {"paused"}
         again = client.post("/comparisons", json=WANTED)
         assert (again.status_code, "runs already" in again.text) == (409, True)
         assert client.post("/server/budget", json={"max_num_batched_tokens": 512}).status_code == 409
