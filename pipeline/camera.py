@@ -179,18 +179,19 @@ class CameraWorker:
     def view(self) -> CameraView:
         """State and figures, as the status shows them."""
         reader = self._reader
+        paused = self._paused and not self.ended
         counts = self._trigger.counts()
         base = CameraView(
             camera_id=self.camera_id,
             name=self.camera.name,
             source=mask_source(self.camera.source),
-            state="paused" if self._paused else "connecting",
+            state="paused" if paused else "connecting",
             people_seen=counts.seen,
             people_described=counts.described,
             people_not_described=counts.not_described,
             people_unconfirmed=counts.unconfirmed,
         )
-        if reader is None or self._paused:
+        if reader is None or paused:
             return base
         status = reader.status()
         state: CameraState = status.state
@@ -220,8 +221,12 @@ class CameraWorker:
             if reader is not None:
                 self._watch(reader)
                 if self._paused:
+                    finished = reader.status().finished  # at its end, just before that was noticed
                     self._act(self._trigger.flush(now_s()))
-                    self._close_reader()
+                    if finished:
+                        self._ended.set()
+                    else:
+                        self._close_reader()
             if not self._stop.is_set():
                 self._wake.wait()
 

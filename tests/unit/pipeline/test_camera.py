@@ -225,6 +225,20 @@ def test_a_file_that_has_ended_is_played_again_only_when_asked(parts: Parts, sta
     wait_for(lambda: len(parts.readers) == 3)  # it was playing
 
 
+def test_a_file_that_ends_in_the_moment_of_a_pause_has_ended(parts: Parts, start: Start) -> None:
+    worker = start("yard.mp4")
+    parts.go.clear()
+    look(parts, 1)  # the worker is busy, and sees the pause before the end
+    parts.readers[0].finished = True
+    worker.pause(True)
+    parts.go.set()
+    wait_for(lambda: worker.ended)
+    assert worker.view().state == "ended"
+    worker.go_on()
+    time.sleep(0.1)
+    assert (worker.view().state, len(parts.readers)) == ("ended", 1)
+
+
 def test_after_stop_nothing_is_asked_for(parts: Parts, start: Start) -> None:
     worker = start()
     parts.go.clear()
