@@ -43,6 +43,7 @@ class Maintenance:
         self._control = SchedulerControl(self._status_path.parent) if self._status_path is not None else None
         self._task: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._renewed_enough = asyncio.Event()
         self._paused: list[CameraWorker] = []
         self._cameras_rest = False
         self._lent_with: int | None = None
@@ -151,6 +152,7 @@ class Maintenance:
 
     async def _stop_server(self) -> None:
         wish = self._wish(running=False)
+        self._renewed_enough.clear()
         self._renewing = asyncio.get_running_loop().create_task(self._renew(wish))
         self._say("stopping", "the model server stops")
         reply = await self._answered(wish, _STOP_MARGIN_S + self._runtime.config.serving.server.shutdown_timeout_s)
@@ -164,8 +166,7 @@ class Maintenance:
                 await self._restore_step_budget()
                 self._say("done", "")
                 return
-            self._renewing.cancel()
-            self._renewing = None
+            await self._stop_renewing(self._renewing)
             self._say("starting", "the model server starts again")
             wish = self._wish(running=True)
             await self._write(wish)
@@ -248,9 +249,16 @@ class Maintenance:
 
     async def _renew(self, wish: Wish) -> None:
         """Keep saying that the server is to stand still; without it, it comes back."""
-        while True:
+        while not self._renewed_enough.is_set():
             await self._write(Wish(wish.wish_id, wish.running, wish.max_num_batched_tokens, wish.reason, now_s()))
-            await asyncio.sleep(RENEW_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._renewed_enough.wait(), RENEW_S)
+
+    async def _stop_renewing(self, renewing: asyncio.Task[None]) -> None:
+        """Cancelled, it could leave a thread behind that writes the old wish over the next one."""
+        self._renewed_enough.set()
+        await asyncio.gather(renewing, return_exceptions=True)
+        self._renewing = None
 
     async def _answered(self, wish: Wish, seconds: float) -> Reply:
         """The keeper's last word on a wish.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from serving.compare.report import write_report
 from serving.compare.summary import summarise
 from serving.compare.tables import write_json
 from serving.scheduler.control import SchedulerControl, SchedulerState
+from serving.wish import Wish, write
 from tests.comparison_data import comparison
 from tests.component.pipeline.conftest import ModelScript, Running, wait_for
 from tests.keeper import Keeper
@@ -192,6 +194,24 @@ def test_a_child_that_fails_is_told_in_its_own_words(
         assert client.get("/comparisons").json() == []
     assert [wish.running for wish in keeper.wishes] == [False, True]
     assert list((tmp_path / "comparisons").iterdir()) == []
+
+
+def test_the_wish_to_stop_never_overtakes_the_one_to_go_on(
+    ours: MakeConfig, serve: Serve, keeper: Keeper, child: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(path: Path, wish: Wish) -> None:
+        if keeper.renewals and not wish.running:
+            time.sleep(0.4)  # a busy disk, while the comparison ends
+        write(path, wish)
+
+    monkeypatch.setattr("pipeline.maintenance.write", slow)
+    with serve(ours()) as client:
+        client.post("/comparisons", json=WANTED)
+        wait_for(lambda: keeper.renewals)
+        child()
+        assert ended(client)["phase"] == "ended"
+        time.sleep(0.5)
+    assert [wish.running for wish in keeper.wishes] == [False, True]
 
 
 def test_one_can_be_stopped_and_its_blocks_stay(
