@@ -119,7 +119,7 @@ def test_budgets_are_simulated_and_laid_beside_what_was_measured(page: Page) -> 
     page.get_by_role("tab", name="which budget?").click()
     expect(page.get_by_text("Simulated, not measured")).to_be_visible(timeout=WORK_MS)
     plot = page.get_by_test_id("stPlotlyChart").filter(visible=True)
-    expect(plot.get_by_text("both objectives are met")).to_be_visible()
+    expect(plot.get_by_text("both objectives are met")).to_be_visible(timeout=WORK_MS)
     expect(plot.get_by_text("simulated: budgets, in tokens of a step")).to_be_visible()
     page.get_by_role("combobox", name="Past comparison").click()
     page.get_by_role("option", name="evening").click()
