@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from pipeline.config import Config, ConfigError
 
@@ -17,7 +18,8 @@ KEPT_RUNS = 20
 MODEL_SERVER_LOG = "model-server.log"
 _CONFIG_NAME = "config.yaml"
 _LATEST = "latest"
-_held: list[int] = []  # locks on this process's run folders
+_LOCK_NAME = ".lock"
+_held: list[FileLock] = []  # those of this process's run folders
 
 
 def make_run_folder(config: Config) -> Path:
@@ -49,26 +51,21 @@ def make_run_folder(config: Config) -> Path:
 
 def _hold(folder: Path) -> None:
     """Lock it until this process ends in whatever way."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl  # noqa: PLC0415 - not on every system
-
-        _held.append(os.open(folder, os.O_RDONLY))
-        fcntl.flock(_held[-1], fcntl.LOCK_SH)
+    lock = FileLock(folder / _LOCK_NAME)
+    with contextlib.suppress(NotImplementedError, OSError):  # a file system without locks
+        lock.acquire()
+        _held.append(lock)
 
 
 def _in_use(folder: Path) -> bool:
     """Whether the run goes on: many short ones may have begun since a long one did."""
-    with contextlib.suppress(ImportError, OSError):
-        import fcntl  # noqa: PLC0415 - not on every system
-
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-    return False
+    try:
+        with FileLock(folder / _LOCK_NAME, timeout=0):
+            return False
+    except Timeout:
+        return True
+    except (NotImplementedError, OSError):  # a file system without locks
+        return False
 
 
 def _thin_out(parent: Path) -> None:

@@ -57,35 +57,27 @@ def test_one_line_and_one_object_a_description(
     assert all(0 <= value <= 1 for value in found["box"])
 
 
-def test_as_fast_as_possible_loses_nobody(make_config: MakeConfig, tmp_path: Path, script: ModelScript) -> None:
-    """More people than may wait come by faster than they are described: reading waits instead."""
-    video = write_video(
-        tmp_path / "many.avi", frames=170, people={range(2 + 34 * turn, 11 + 34 * turn): 0 for turn in range(5)}
-    )
-    script.words, script.gap_s = ["ok"], 0.02
-    limits = {"max_in_flight": 1, "max_waiting": 1, "reentry_window_s": 0, "confirm_detections": 2}
-    config = watched(make_config(trigger=limits, detect={"rate_hz": 20}), video, as_fast_as_possible=True)
-    output = tmp_path / "out.jsonl"
-    assert run_watch(config, jsonl=output) == 0
-    found = [json.loads(item) for item in output.read_text(encoding="utf-8").splitlines()]
-    assert [item["state"] for item in found] == ["done"] * 5
-    assert len({item["person"] for item in found}) == 5
-
-
-def test_people_whom_one_moment_decides_on_wait_for_room_too(
-    make_config: MakeConfig, tmp_path: Path, script: ModelScript
+@pytest.mark.parametrize(
+    ("frames", "people", "count"),
+    [
+        pytest.param(170, {range(2 + 34 * turn, 11 + 34 * turn): 0 for turn in range(5)}, 5, id="one after the other"),
+        # The end of the file decides on all of them at once; a frame apart, for they are keys.
+        pytest.param(30, {range(12 + number): 60 * number - 55 for number in range(4)}, 4, id="all together"),
+    ],
+)
+def test_as_fast_as_possible_loses_nobody(
+    make_config: MakeConfig, tmp_path: Path, script: ModelScript, frames: int, people: dict[range, int], count: int
 ) -> None:
-    """Four people come together and leave together, more than may wait: each is described, none is dropped."""
-    together = {range(12 + number): 60 * number - 55 for number in range(4)}  # a frame apart, as keys must differ
-    video = write_video(tmp_path / "crowd.avi", frames=30, people=together)
+    """More people than may wait come by faster than they are described: reading waits instead, and so do they."""
+    video = write_video(tmp_path / "many.avi", frames=frames, people=people)
     script.words, script.gap_s = ["ok"], 0.02
     limits = {"max_in_flight": 1, "max_waiting": 1, "reentry_window_s": 0, "confirm_detections": 2}
     config = watched(make_config(trigger=limits, detect={"rate_hz": 20}), video, as_fast_as_possible=True)
     output = tmp_path / "out.jsonl"
     assert run_watch(config, jsonl=output) == 0
     found = [json.loads(item) for item in output.read_text(encoding="utf-8").splitlines()]
-    assert [item["state"] for item in found] == ["done"] * 4
-    assert len({item["person"] for item in found}) == 4
+    assert [item["state"] for item in found] == ["done"] * count
+    assert len({item["person"] for item in found}) == count
 
 
 @pytest.mark.parametrize(

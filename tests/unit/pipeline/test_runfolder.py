@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from pipeline.config import Config, ConfigError, load_config
 from pipeline.runfolder import KEPT_RUNS, make_run_folder, write_config
@@ -41,7 +41,7 @@ def test_old_runs_are_thinned_out_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_is_kept_however_many_began_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.runfolder.KEPT_RUNS", 1)
-    held: list[int] = []
+    held: list[FileLock] = []
     monkeypatch.setattr("pipeline.runfolder._held", held)
     config = in_folder(tmp_path)
     long = make_run_folder(config)
@@ -50,8 +50,8 @@ def test_a_run_that_goes_on_is_kept_however_many_began_since(tmp_path: Path, mon
     (tmp_path / "29990101-000000" / "config.yaml").touch()
     make_run_folder(config)
     assert long.exists()
-    for fd in held:
-        os.close(fd)  # as when the process ends
+    for lock in held:
+        lock.release()  # as when the process ends
     make_run_folder(config)
     assert not long.exists()
 
