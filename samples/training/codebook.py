@@ -50,7 +50,7 @@ class Codebook(nn.Module):
         free = TOKENS_PER_TILE - sum(WIDTHS)
         closing = (closing + [blank] * free)[:free]
         starts = [*sorted(words), *[blank] * sum(WIDTHS), *closing, *[self._tokens(",")[0]] * TOKENS_PER_TILE]
-        self.codes = nn.Parameter(language.embed.weight[starts].detach().clone())
+        self.codes = nn.Parameter(language.embed.weight[starts].detach().float())
         self.first_blank = len(words)
         self.first_closing = self.first_blank + sum(WIDTHS)
         self.first_part = self.first_closing + free

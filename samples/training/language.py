@@ -58,9 +58,9 @@ def thinned(layout: Layout, cells: frozenset[int]) -> Layout:
 
 
 class Language:
-    """SmolLM2 with the image tokens, its weights frozen, read from a built checkpoint."""
+    """SmolLM2 with the image tokens, its weights frozen, read from a built checkpoint; `dtype`: of its weights."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32) -> None:
         self.processor: Any = AutoProcessor.from_pretrained(checkpoint)
         self.tokenizer: Any = self.processor.tokenizer
         config = AutoConfig.from_pretrained(checkpoint).text_config
@@ -70,7 +70,7 @@ class Language:
         with safe_open(str(checkpoint / "model.safetensors"), framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118 - not a mapping
                 if name.startswith("model.text_model."):
-                    state[name.replace("text_model.", "")] = weights.get_tensor(name).float()
+                    state[name.replace("text_model.", "")] = weights.get_tensor(name).to(dtype)
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
         model.load_state_dict(state, assign=True)
         # Buffers that are computed, not stored, were left on the meta device.
@@ -129,7 +129,7 @@ class Language:
         padded = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
         known = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.bool)
         fixed = self.embed(torch.tensor(layout.ids)).expand(count, -1, -1).clone()
-        fixed[:, list(layout.slots)] = images
+        fixed[:, list(layout.slots)] = images.to(fixed.dtype)
         text = torch.cat([torch.tensor(head_ids).expand(count, -1), padded[:, :-1]], 1)
         inputs = torch.cat([fixed, self.embed(text)], 1)
         after = torch.arange(layout.length, layout.length + text.shape[1])
@@ -141,4 +141,4 @@ class Language:
             inputs_embeds=inputs, position_ids=positions[None].expand(count, -1), past_key_values=cache, use_cache=True
         ).last_hidden_state[:, -longest:]
         logits = self.model.lm_head(hidden[known])
-        return nn.functional.cross_entropy(logits, padded[known])
+        return nn.functional.cross_entropy(logits.float(), padded[known])

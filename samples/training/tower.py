@@ -13,6 +13,7 @@ from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Id
 
 from samples.training.views import ACTIONS, CLASSES, COUNTS, NEAREST
 
+_SERVED = ("vision_model.", "connector.")
 LOOKING_LAYERS = 6  # that find out what there is to see; those after them carry it to where it must be said
 
 
@@ -98,19 +99,22 @@ class Tower(nn.Module):
         """Read tower and connector, `model.vision_model.*` and `model.connector.*`; the heads stay as they are."""
         state = {name.removeprefix("model."): tensor.float() for name, tensor in load_file(path).items()}
         missing, strange = self.load_state_dict(state, strict=False)
-        lacking = [name for name in missing if name.startswith(("vision_model", "connector"))]
+        lacking = [name for name in missing if name.startswith(_SERVED)]
         if lacking or strange:
             raise ValueError(f"{path} does not fit: {(lacking + strange)[0]}")
 
     def export(self, path: Path) -> None:
         """Write tower and connector in bfloat16."""
-        kept = ("vision_model.", "connector.")
         state = {
             f"model.{name}": tensor.detach().to(torch.bfloat16).contiguous()
             for name, tensor in self.state_dict().items()
-            if name.startswith(kept)
+            if name.startswith(_SERVED)
         }
         save_file(state, path, metadata={"format": "pt"})
+
+    def heads(self) -> dict[str, Tensor]:
+        """The weights that only training uses: what teaches the tower, by name."""
+        return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith(_SERVED)}
 
 
 def make_tower(checkpoint: Path) -> Tower:

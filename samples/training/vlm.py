@@ -16,12 +16,14 @@ import argparse
 import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 
 import cv2
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from samples import vlm
@@ -45,7 +47,7 @@ from samples.training.slices import STOPPED, add_slice_options, run_slice
 from samples.training.tower import Tower, make_tower
 from samples.training.views import CLASSES
 
-TILES_A_STEP = {"look": 32, "spell": 32, "see": 16}
+TILES_A_STEP = {"look": 32, "spell": 32, "see": 32}
 PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
 _BACKGROUND_WEIGHT = 0.15
@@ -55,16 +57,22 @@ _SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 2.0, "code": 0.
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
 _LEAST_WEIGHT = 0.1  # of a place whose code never changes; the others weigh as much as they tell, in nats
 _SHARPNESS = 8.0  # of the choice between codes
+_TEACHING = "teaching.safetensors"  # beside the weights: the heads and the codes, which are not served
 
 
 class Teacher:
     """The losses of the stages."""
 
-    def __init__(self, checkpoint: Path) -> None:
-        self.language = Language(checkpoint)
+    def __init__(self, checkpoint: Path, *, bfloat16: bool) -> None:
+        self.language = Language(checkpoint, torch.bfloat16 if bfloat16 else torch.float32)
+        self.bfloat16 = bfloat16
         self.codebook = Codebook(self.language)
         self.weights = torch.ones(CLASSES)
         self.weights[0] = _BACKGROUND_WEIGHT
+
+    def products(self) -> AbstractContextManager[None]:
+        """Inside, the tower's large products are taken in bfloat16, where that was asked for; never its losses."""
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bfloat16)
 
     @cached_property
     def place_weights(self) -> Tensor:
@@ -114,7 +122,7 @@ class Teacher:
 
         What each patch shows, what its person does, how many people there are, and what the nearest one is like.
         """
-        features = tower.norm(seen)
+        features = tower.norm(seen.float())
         kinds = tiles.kinds if kept is None else tiles.kinds.gather(1, kept)
         actions = tiles.actions if kept is None else tiles.actions.gather(1, kept)
         of_kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), kinds.flatten(), self.weights)
@@ -136,7 +144,7 @@ class Teacher:
 
     def coding(self, rows: Tensor, outputs: Tensor) -> dict[str, Tensor]:
         """The connector's losses: outputs (N, 64, width) should be the codes `rows` (N, 64), and near them."""
-        distances = self.codebook.distances(outputs)
+        distances = self.codebook.distances(outputs.float())
         weight = self.place_weights.expand(rows.shape).flatten()
         wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
         far = distances.gather(-1, rows[..., None]).flatten()
@@ -159,8 +167,9 @@ class Teacher:
                     rows += [rows_of(self.codebook, told) for told in told_people(view, parts[-1], tiles_used)]
                     replies.append(reply)
         tiles = joined(parts)
-        seen = tower.seen(tiles.images)
-        outputs = tower.connector(tower.spelled(seen))
+        with self.products():
+            seen = tower.seen(tiles.images)
+            outputs = tower.connector(tower.spelled(seen))
         images = outputs.reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
         aiding = self.looking(tower, tiles, seen) | self.coding(torch.stack(rows), outputs)
         return {name: self.language.loss(images, layout, prompt, replies)} | {
@@ -190,9 +199,9 @@ class Trainer:
         self.options, self.step = options, 0
         self.pool: Pool | None = None
         self.workers = ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,))
-        self.teacher = Teacher(checkpoint)
+        self.teacher = Teacher(checkpoint, bfloat16=options.bfloat16)
         self.tower = make_tower(checkpoint)
-        self.tower.load(options.start)
+        self._load(options.start)
         self.state: Path = options.work / f"{options.stage}.pt"
         rate = options.rate
         if options.stage == "words":
@@ -215,6 +224,22 @@ class Trainer:
             self.step = int(saved["step"])
         elif options.stage == "spell":
             self.tower.begin_spelling()
+
+    def _load(self, path: Path) -> None:
+        """Start from exported weights; from the heads and codes beside them, too, where there are any."""
+        self.tower.load(path)
+        beside = path.with_name(_TEACHING)
+        if beside.exists():
+            saved = {name: tensor.float() for name, tensor in load_file(beside).items()}
+            self.teacher.codebook.load_state_dict({"codes": saved.pop("codes")})
+            self.tower.load_state_dict(self.tower.state_dict() | saved)
+
+    def export(self, path: Path) -> None:
+        """Write the weights that are served, and beside them what training needs to go on from them."""
+        self.tower.export(path)
+        kept = self.tower.heads() | self.teacher.codebook.state_dict()
+        state = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in kept.items()}
+        save_file(state, path.with_name(_TEACHING))
 
     def advance(self, backgrounds: list[Path]) -> dict[str, float]:
         """One step; returns its losses by name."""
@@ -260,11 +285,13 @@ class Trainer:
         def learnt(
             tiles: Tiles, rows: Tensor, kept: Tensor | None
         ) -> tuple[dict[str, float], tuple[Tensor | None, ...]]:
-            with torch.set_grad_enabled(stage != "spell"):
+            with torch.set_grad_enabled(stage != "spell"), self.teacher.products():
                 seen = self.tower.seen(tiles.images, kept)
             losses = {} if stage == "spell" else self.teacher.looking(self.tower, tiles, seen, kept)
             if stage != "look":
-                losses |= self.teacher.coding(rows, self.tower.connector(self.tower.spelled(seen)))
+                with self.teacher.products():
+                    outputs = self.tower.connector(self.tower.spelled(seen))
+                losses |= self.teacher.coding(rows, outputs)
             gradients = torch.autograd.grad(_total(losses), parameters, allow_unused=True)
             return _values(losses), gradients
 
@@ -307,6 +334,12 @@ def main() -> int:
     parser.add_argument(
         "--checkpoint", type=Path, help="built checkpoint for the language model; default: the cached one"
     )
+    parser.add_argument(
+        "--bfloat16",
+        action=argparse.BooleanOptionalAction,
+        default=bool(torch.cpu.get_capabilities().get("amx_bf16")),
+        help="large products in bfloat16; default: where the processor has AMX, which makes them several times faster",
+    )
     parser.add_argument("--work", type=Path, default=Path(".training/vlm"))
     parser.add_argument("--export", type=Path, help="write the weights there at the end of the slice")
     options = parser.parse_args()
@@ -319,7 +352,7 @@ def main() -> int:
     print(f"{options.stage}: from step {trainer.step}, {len(backgrounds)} photographs as backgrounds", flush=True)
     run_slice(trainer, lambda: trainer.advance(backgrounds), options)
     if options.export:
-        trainer.tower.export(options.export)
+        trainer.export(options.export)
         print(f"wrote {options.export}")
     return 0
 
