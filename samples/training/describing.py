@@ -13,8 +13,14 @@ from transformers import AutoProcessor, Idefics3ForConditionalGeneration
 
 from samples.backdrops import Image
 from samples.training.facts import DEFAULT_PROMPT
+from serving.command import cpu_dtype
 
 MAX_TOKENS = 48
+
+
+def served_dtype() -> torch.dtype:
+    """What a model server on this machine's CPU computes in."""
+    return torch.float32 if cpu_dtype("auto") == "float32" else torch.bfloat16
 
 
 class Reference:

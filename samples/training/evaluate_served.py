@@ -19,10 +19,9 @@ from openai import BadRequestError, OpenAI
 from samples import vlm
 from samples.backdrops import Image
 from samples.checkpoint import load_language_model
-from samples.training.describing import MAX_TOKENS, Reference
+from samples.training.describing import MAX_TOKENS, Reference, served_dtype
 from samples.training.evaluate_vlm import scene_cases
 from samples.training.facts import DEFAULT_PROMPT
-from serving.command import cpu_dtype
 
 CHAT_PROMPTS = (
     "What is the capital of France?",
@@ -119,7 +118,7 @@ class Served:
 def run(options: argparse.Namespace) -> int:
     """The `served` part of the command line; 1 when any answer differs."""
     checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
-    dtype = torch.float32 if cpu_dtype("auto") == "float32" else torch.bfloat16  # what a server here computes in
+    dtype = served_dtype()
     served, reference = Served(options.endpoint), Reference(checkpoint, dtype=dtype)
     same = 0
     for case in scene_cases(options.count):

@@ -17,7 +17,7 @@ import numpy as np
 
 from samples import vlm
 from samples.backdrops import Image
-from samples.training.describing import Reference
+from samples.training.describing import Reference, served_dtype
 from samples.training.facts import Facts, description, read_facts
 from samples.training.pool import random_views
 from samples.training.views import tight_crop
@@ -116,7 +116,7 @@ class Tally:
 def run(options: argparse.Namespace) -> int:
     """The `scenes` and `photographs` parts of the command line."""
     checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
-    reference = Reference(checkpoint, options.weights)
+    reference = Reference(checkpoint, options.weights, served_dtype())
     on_scenes = options.part == "scenes"
     cases = scene_cases(options.count) if on_scenes else photograph_cases(options.data)
     tally, began_s, done = Tally(), time.monotonic(), 0

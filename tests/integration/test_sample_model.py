@@ -62,6 +62,7 @@ def test_training_sees_what_the_product_sends() -> None:
     assert (found["prompt_tokens"], found["image_tokens"]) == (637, 576)
     assert found["pixel_difference"] == 0
     assert found["loss"] == pytest.approx(found["transformers_loss"], abs=1e-3)
+    assert found["lost_in_export"] < 2**-8  # bfloat16
     assert found["spelled"] == found["said"]
     assert len(set(found["said"])) > 40
     assert found["looks_elsewhere"] < 0.2  # of 1 that a patch's attention gives to all

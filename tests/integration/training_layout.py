@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,34 @@ from samples.training.facts import DEFAULT_PROMPT, description
 from samples.training.language import Language, thinned
 from samples.training.tower import LOOKING_LAYERS, make_tower
 from samples.training.views import tiles_of
+from samples.training.vlm import Trainer
 
 ANSWER = "One person in a red top and blue trousers, walking left."
+
+
+def lost_in_export(checkpoint: Path) -> float:
+    """The most that a weight, a head or a code differs after an export that another training starts from."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = argparse.Namespace(
+            checkpoint=checkpoint,
+            stage="tell",
+            start=vlm.WEIGHTS,
+            work=Path(folder),
+            rate=1e-4,
+            threads=1,
+            bfloat16=False,
+        )
+        trainer = Trainer(options)
+        torch.nn.init.normal_(trainer.tower.answers.weight)
+        torch.nn.init.normal_(trainer.teacher.codebook.codes)
+        options.start = Path(folder) / "exported.safetensors"
+        trainer.export(options.start)
+        again = Trainer(options)
+    pairs = [
+        *zip(trainer.tower.parameters(), again.tower.parameters(), strict=True),
+        (trainer.teacher.codebook.codes, again.teacher.codebook.codes),
+    ]
+    return max(float(((one - other).abs() / (one.abs() + 1e-3)).max()) for one, other in pairs)
 
 
 def main() -> None:
@@ -72,6 +100,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "lost_in_export": lost_in_export(checkpoint),
                 "looks_elsewhere": float((looked - asked).abs().sum(-1).max()),
                 "telling_places": (places > 0).nonzero().flatten().tolist(),
                 "kinds": len(kinds),
