@@ -18,7 +18,7 @@ from serving.records import Outcome, RequestRecord, TokenEvent, now_s
 from serving.scheduler.control import BudgetRefusedError, SchedulerControl
 from serving.scheduler.steps import StepReader
 from serving.workload import PlannedRequest
-from tests.component.pipeline.conftest import run_service, wait_for
+from tests.component.pipeline.conftest import events, run_service, wait_for
 from tests.integration.served import SAMPLE_CONFIG, ServedModel
 from tests.integration.test_chunking import chat, computed, description, until_idle
 
@@ -167,11 +167,11 @@ async def test_a_long_prompt_is_named_as_the_cause_of_the_longest_gap(
 def test_the_running_product_names_the_cause_of_a_stall(
     model_server: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second chat comes with a long text; the first one's answer ends in gaps that its prefill made."""
+    """A second chat comes with a long text; the first one's answer is stopped as soon as its prefill is over."""
     monkeypatch.setenv(STATUS_FILE_VARIABLE, str(model_server.log_path.parent / "model-server.json"))
     limits = "ttft_p95_ms: 60000, itl_p99_ms"
-    # Every gap is a stall, for how long a prefill's are depends on the machine; the answer ends amid the prefill.
-    chats = f"chat: {{{limits}: 1, max_tokens: 32, extra_body: {{ignore_eos: true}}}}"
+    # Every gap is a stall, for how long a prefill's are depends on the machine.
+    chats = f"chat: {{{limits}: 1, max_tokens: 400, extra_body: {{ignore_eos: true}}}}"
     config = load_config(
         SAMPLE_CONFIG,
         overrides=[
@@ -184,17 +184,22 @@ def test_the_running_product_names_the_cause_of_a_stall(
         ],
     )
     with run_service(config) as service:
-        first, second = (service.post("/chat/sessions").json()["session_id"] for _ in range(2))
-        with service.stream(
-            "POST", "/chat", json={"session_id": first, "text": "Tell a story."}, timeout=120
-        ) as answer:
-            lines = answer.iter_lines()
-            next(line for line in lines if line.startswith("event: token"))
-            report = " ".join(f"Page {number} of {tmp_path.name}." for number in range(200))
-            with service.stream("POST", "/chat", json={"session_id": second, "text": report}, timeout=120):
-                for _ in lines:
-                    pass
-                stalls = wait_for(lambda: service.get("/latency").json()["stalls"])
+
+        def ask(text: str) -> str:
+            """The answer's id, once it has a token."""
+            question = {"session_id": service.post("/chat/sessions").json()["session_id"], "text": text}
+            heard = ""
+            with service.stream("POST", "/chat", json=question, timeout=120) as answer:
+                for part in answer.iter_text():
+                    heard += part
+                    if "event: token" in heard:
+                        return str(events(heard)[0][2]["answer_id"])
+            pytest.fail(f"no token came: {heard}")
+
+        first = ask("Tell a story.")
+        ask(" ".join(f"Page {number} of {tmp_path.name}." for number in range(120)))
+        service.post(f"/chat/answers/{first}/cancel")
+        stalls = wait_for(lambda: service.get("/latency").json()["stalls"])
     assert all(stall["traffic_class"] == "chat" for stall in stalls)
     not_others = ("decoding", "the server's front end", "the client's own lag", "unexplained")
     work = [[part for part in stall["parts"] if not part.startswith(not_others)] for stall in stalls]
