@@ -1,7 +1,6 @@
-"""People drawn from a jointed skeleton: varied clothes and builds, any direction, walking or standing.
+"""People drawn around a skeleton: varied clothes and builds, any direction, walking or standing.
 
-Lengths are fractions of the person's height. A figure faces `yaw` radians from the screen's right: 0 walks right,
-pi/2 comes towards the camera, pi walks left, 3*pi/2 goes away.
+Lengths are fractions of the person's height.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from samples.skeleton import Point, Pose, Skeleton
+
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-Point = tuple[float, float]
 Rgb = tuple[float, float, float]
 
 LIGHT: Rgb = (-0.4, -0.3, 0.86)  # where the light comes from: right, down, towards the camera
@@ -78,24 +78,6 @@ class Appearance:
     long_hair: bool
     stripes: float  # contrast of stripes on the top, 0: none
     seed: int  # of the cloth's texture
-
-
-@dataclass(frozen=True, slots=True)
-class Pose:
-    """How one person stands at one moment. `phase` is the place in the gait in radians; None stands still."""
-
-    yaw: float
-    phase: float | None
-    pitch: float = 0.15  # the camera's tilt down, radians
-    stance: float = 0.0  # of a standing person: -1 to 1, how the arms hang
-
-    @property
-    def action(self) -> str:
-        """`standing`, or `walking left`, `right`, `towards the camera` or `away`."""
-        if self.phase is None:
-            return "standing"
-        quarter = round(self.yaw / (math.pi / 2)) % 4
-        return ("walking right", "walking towards the camera", "walking left", "walking away")[quarter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,60 +219,13 @@ class _Canvas:
         self.parts[window][cover > 0.5] = part
 
 
-class _Body:
-    """The skeleton's joints as screen points (x right, y down, origin between the soles)."""
-
-    def __init__(self, look: Appearance, pose: Pose) -> None:
-        self.cos, self.sin = math.cos(pose.yaw), math.sin(pose.yaw)
-        self.tilt = pose.pitch
-        self.girth = look.girth
-        swing, bob = 0.0, 0.0
-        phase = pose.phase
-        if phase is not None:
-            swing = 0.46
-            bob = 0.012 * math.cos(2 * phase)
-        self.hip = 0.525 - (0.012 - bob if phase is not None else 0.0)
-        self.legs, self.arms, self.depths = [], [], []
-        for sign in (1.0, -1.0):  # the person's left, then right
-            angle = swing * math.sin(phase) * sign if phase is not None else 0.05 * sign
-            lift = 0.75 * max(0.0, -math.cos(phase) * sign) if phase is not None else 0.03
-            hip = (0.0, self.hip, 0.05 * self.girth * sign)
-            knee = (hip[0] + 0.25 * math.sin(angle), hip[1] - 0.25 * math.cos(angle), hip[2])
-            lower = angle - lift
-            ankle = (knee[0] + 0.245 * math.sin(lower), knee[1] - 0.245 * math.cos(lower), hip[2])
-            toe = (ankle[0] + 0.085, max(ankle[1] - 0.015, 0.012), ankle[2] * 1.25)
-            self.legs.append([self.at(*joint) for joint in (hip, knee, ankle, toe)])
-            bend = -0.8 * angle if phase is not None else 0.1 + 0.25 * pose.stance * sign
-            spread = 0.03 if phase is not None else 0.02 + 0.02 * abs(pose.stance)
-            shoulder = (0.0, self.hip + 0.285, 0.105 * self.girth**0.5 * sign)
-            side = shoulder[2] + spread * sign
-            elbow = (0.165 * math.sin(bend), shoulder[1] - 0.165 * math.cos(bend), side)
-            fore = bend + 0.35
-            hand = (elbow[0] + 0.155 * math.sin(fore), elbow[1] - 0.155 * math.cos(fore), side)
-            self.arms.append([self.at(*joint) for joint in (shoulder, elbow, hand)])
-            self.depths.append(-sign * self.cos)  # larger is nearer to the camera
-        self.neck = self.at(0.01, self.hip + 0.32, 0.0)
-        self.head = self.at(0.018, self.hip + 0.405, 0.0)
-        self.chest = self.at(0.0, self.hip + 0.285, 0.0)
-        self.pelvis = self.at(0.0, self.hip, 0.0)
-
-    def at(self, forward: float, up: float, left: float) -> Point:
-        """A point of the body on the screen."""
-        depth = forward * self.sin - left * self.cos
-        return forward * self.cos + left * self.sin, -up * math.cos(self.tilt) + depth * math.sin(self.tilt)
-
-    def half_width(self, across: float, deep: float) -> float:
-        """Half of the outline's width of a flat body: `across` seen from the front, `deep` from the side."""
-        return self.girth * math.hypot(across * self.sin, deep * self.cos)
-
-
 def draw_figure(look: Appearance, pose: Pose, height_px: float, light: Rgb = LIGHT) -> Sprite:
     """One person `height_px` tall. `light` points to the light: right, down, towards the camera."""
     scale = float(height_px)
     rows, columns = math.ceil(scale * 1.16) + 4, math.ceil(scale * 0.8) + 4
     foot = (columns / 2, rows - 2 - 0.06 * scale)
     canvas = _Canvas(rows, columns, scale, foot, light, look.seed)
-    body = _Body(look, pose)
+    body = Skeleton(look.girth, pose)
     near = 0 if body.depths[0] >= body.depths[1] else 1
     behind = body.sin > 0  # the back is hidden when the person comes towards the camera
     side_on = abs(body.cos) > 0.5
@@ -313,7 +248,7 @@ def draw_figure(look: Appearance, pose: Pose, height_px: float, light: Rgb = LIG
     return Sprite(np.clip(canvas.rgb, 0.0, 1.0), canvas.alpha, canvas.parts, foot)
 
 
-def _leg(canvas: _Canvas, body: _Body, look: Appearance, which: int) -> None:
+def _leg(canvas: _Canvas, body: Skeleton, look: Appearance, which: int) -> None:
     hip, knee, ankle, toe = body.legs[which]
     wide = body.girth**0.7
     covered = look.lower_kind == "trousers"
@@ -326,7 +261,7 @@ def _leg(canvas: _Canvas, body: _Body, look: Appearance, which: int) -> None:
     canvas.tube(hip, knee, (0.067 * wide, 0.062 * wide, 0.046 * wide), thigh_rgb, thigh_part)
 
 
-def _arm(canvas: _Canvas, body: _Body, look: Appearance, which: int) -> None:
+def _arm(canvas: _Canvas, body: Skeleton, look: Appearance, which: int) -> None:
     shoulder, elbow, hand = body.arms[which]
     wide = body.girth**0.7
     fore_rgb, fore_part = (look.top_rgb, Part.TOP) if look.long_sleeves else (look.skin_rgb, Part.SKIN)
@@ -336,7 +271,7 @@ def _arm(canvas: _Canvas, body: _Body, look: Appearance, which: int) -> None:
     canvas.tube(shoulder, elbow, (0.043 * wide, 0.036 * wide), (darker[0], darker[1], darker[2]), Part.TOP)
 
 
-def _torso(canvas: _Canvas, body: _Body, look: Appearance) -> None:
+def _torso(canvas: _Canvas, body: Skeleton, look: Appearance) -> None:
     hips, waist, chest = body.half_width(0.088, 0.07), body.half_width(0.08, 0.066), body.half_width(0.1, 0.075)
     low = (body.pelvis[0], body.pelvis[1] + 0.02)
     if look.lower_kind == "skirt":
@@ -353,7 +288,7 @@ def _torso(canvas: _Canvas, body: _Body, look: Appearance) -> None:
     canvas.tube(hem, top, radii, look.top_rgb, Part.TOP, texture=0.07, stripes=look.stripes, hem=True)
 
 
-def _head(canvas: _Canvas, body: _Body, look: Appearance) -> None:
+def _head(canvas: _Canvas, body: Skeleton, look: Appearance) -> None:
     x, y = body.head
     canvas.tube(body.neck, (x, y + 0.03), (0.032, 0.03), look.skin_rgb, Part.SKIN, texture=0.0)
     canvas.tube((x, y - 0.014), (x, y + 0.008), (0.064, 0.058), look.hair_rgb, Part.HAIR, texture=0.1)
@@ -383,20 +318,20 @@ def _head(canvas: _Canvas, body: _Body, look: Appearance) -> None:
             canvas.tube((x, y - 0.03), (x + brim, y - 0.026), (0.02, 0.012), look.hat_rgb, Part.HAT)
 
 
-def _long_hair(canvas: _Canvas, body: _Body, look: Appearance) -> None:
+def _long_hair(canvas: _Canvas, body: Skeleton, look: Appearance) -> None:
     x, y = body.head
     back = -0.03 * body.cos
     canvas.tube((x + back, y - 0.01), (x + back * 1.3, y + 0.115), (0.06, 0.056, 0.04), look.hair_rgb, Part.HAIR)
 
 
-def _backpack(canvas: _Canvas, body: _Body, look: Appearance) -> None:
+def _backpack(canvas: _Canvas, body: Skeleton, look: Appearance) -> None:
     back = body.at(-0.1 * body.girth, body.hip + 0.24, 0.0)
     low = body.at(-0.1 * body.girth, body.hip + 0.08, 0.0)
     wide = body.half_width(0.078, 0.05) / body.girth**0.5
     canvas.tube(back, low, (wide * 0.85, wide, wide * 0.95), look.bag_rgb, Part.BAG, texture=0.06)
 
 
-def _handbag(canvas: _Canvas, body: _Body, look: Appearance, near: int) -> None:
+def _handbag(canvas: _Canvas, body: Skeleton, look: Appearance, near: int) -> None:
     hand = body.arms[near][2]
     dark = (look.bag_rgb[0] * 0.6, look.bag_rgb[1] * 0.6, look.bag_rgb[2] * 0.6)
     wide = 0.03 + 0.045 * abs(body.cos)

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samples.backdrops import Backdrop, Image
-from samples.figures import LIGHT, Appearance, Part, Pose, Rgb, Sprite, draw_figure
+from samples.figures import LIGHT, Appearance, Part, Rgb, Sprite, draw_figure
+from samples.skeleton import Pose
 
 Bytes = NDArray[np.uint8]
 _MAX_SPRITE_PX = 420.0  # larger people are drawn at this height and enlarged
@@ -38,6 +39,7 @@ class Seen:
     visible: float  # visible share of the whole figure, inside the picture
     index: int  # its value in `Scene.people`
     height_px: float
+    soles_px: float  # the row of its soles, seen or not
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,5 +115,7 @@ def compose(
             continue
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         box = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-        seen.append(Seen(person.look, person.pose.action, box, count / areas[index], index, person.height_px))
+        seen.append(
+            Seen(person.look, person.pose.action, box, count / areas[index], index, person.height_px, person.y_px)
+        )
     return Scene((np.clip(image, 0, 1) * 255).astype(np.uint8), parts, owner, tuple(seen))

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from samples.backdrops import Backdrop
-from samples.figures import Appearance, Pose, random_appearance
+from samples.figures import Appearance, random_appearance
 from samples.scenes import Placed
+from samples.skeleton import Pose
 
 _STRIDE = 0.82  # ground covered in one full gait cycle, in body heights
 

@@ -8,7 +8,7 @@ alone, without any picture; the tower then learns to give the right code in each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 
 import numpy as np
@@ -23,7 +23,7 @@ from samples.training.views import ACTIONS, SIDES, Person
 
 WIDTHS = (2, 8, 5, 4, 5, 5, 5, 1)  # of the phrases, in tokens
 _CLOSING = " So, word for word, the answer is what was just said about the people."
-_LOWER = 3  # which of the phrases tells of the lower clothes
+OPEN = -100  # instead of the row of a code: any
 
 
 def imagined(rng: np.random.Generator) -> list[Person]:
@@ -31,9 +31,9 @@ def imagined(rng: np.random.Generator) -> list[Person]:
     count = int(rng.choice(8, p=[0.12, 0.38, 0.2, 0.12, 0.08, 0.05, 0.03, 0.02]))
     people = []
     for index in range(count):
-        seen = Seen(random_appearance(rng), str(rng.choice(ACTIONS)), (0, 0, 1, 2), 1.0, index, 1.0)
-        shows = rng.random(4) > (0.05, 0.12, 0.15, 0.05)
-        people.append(Person(seen, float(rng.random()), 1.0 - 0.1 * index, *(bool(value) for value in shows)))
+        seen = Seen(random_appearance(rng), str(rng.choice(ACTIONS)), (0, 0, 1, 2), 1.0, index, 1.0, 2.0)
+        top, lower, feet, bag, hat = (bool(value) for value in rng.random(5) > (0.05, 0.12, 0.15, 0.15, 0.05))
+        people.append(Person(seen, float(rng.random()), 1.0 - 0.1 * index, top, lower, feet, bag, hat))
     return people
 
 
@@ -64,7 +64,7 @@ class Codebook(nn.Module):
         rows: list[int] = []
         for index, (phrase, width) in enumerate(zip(facts.phrases(people), WIDTHS, strict=True)):
             words: list[int | None] = [*self._tokens(f" {phrase}" if index == 0 else phrase)]
-            if index == _LOWER and words:
+            if facts.PHRASES[index] == "lower" and words:
                 words = self._aligned(words)
             if len(words) > width:
                 raise ValueError(f"{phrase!r} takes {len(words)} tokens, allowed: {width}")
@@ -74,6 +74,20 @@ class Codebook(nn.Module):
                 for place, word in enumerate(words)
             ]
         return torch.tensor([*rows, *range(self.first_closing, self.first_part)])
+
+    def opened(self, rows: Tensor, unknown: Collection[str]) -> Tensor:
+        """The rows (64) of a sentence with OPEN in the places of the phrases that are `unknown`.
+
+        Of the lower clothes there may be unknown just the `lower_kind`, and with it the article.
+        """
+        opened, first = rows.clone(), 0
+        for phrase, width in zip(facts.PHRASES, WIDTHS, strict=True):
+            if phrase in unknown:
+                opened[first : first + width] = OPEN
+            elif phrase == "lower" and "lower_kind" in unknown:
+                opened[[first + 1, first + 3]] = OPEN
+            first += width
+        return opened
 
     def _aligned(self, words: list[int | None]) -> list[int | None]:
         """Lower clothes as "and", article, colour, kind; None where there is no such word.

@@ -31,6 +31,7 @@ QUESTIONS = (
     "Is the person carrying a bag?",
 )
 NOBODY = "Nobody is there."
+PHRASES = ("count", "place", "top", "lower", "action", "bag", "hat", "stop")  # place: of the nearest of several
 _NUMBERS = ("Nobody", "One person", "Two people", "Three people", "Four people", "Five people", "Six people")
 _COUNTS = ("Nobody.", "One.", "Two.", "Three.", "Four.", "Five.", "Six.")
 
@@ -60,10 +61,7 @@ def side(person: Person) -> str:
 
 
 def phrases(people: Sequence[Person]) -> tuple[str, ...]:
-    """The description in its eight parts, empty where there is nothing to say.
-
-    Count; place of the nearest, where there are several; upper clothes; lower clothes; action; bag; hat; full stop.
-    """
+    """The description in its eight parts (PHRASES), empty where there is nothing to say."""
     if not people:
         return ("Nobody is", " there", "", "", "", "", "", ".")
     nearest, look = people[0], people[0].seen.look
@@ -74,7 +72,7 @@ def phrases(people: Sequence[Person]) -> tuple[str, ...]:
         f". The nearest, {side(nearest)}," if len(people) > 1 else "",
         f" in{top}",
         lower,
-        f", {nearest.seen.action}" if nearest.shows_lower else "",
+        f", {nearest.seen.action}" if nearest.shows_feet else "",
         f", carrying {article(look.bag)} bag" if look.bag and nearest.shows_bag else "",
         f", wearing {article(look.hat)} hat" if look.hat and nearest.shows_hat else "",
         ".",
@@ -100,6 +98,7 @@ def answers(people: Sequence[Person]) -> dict[str, str]:
         known["What colour is the top?"] = known["What colour is the jacket?"] = f"{look.top.capitalize()}."
     if first.shows_lower:
         known["What colour are the trousers?"] = f"{look.lower.capitalize()}."
+    if first.shows_feet:
         known["What is the person doing?"] = f"{first.seen.action.capitalize()}."
     if not look.bag or first.shows_bag:
         known["Is the person carrying a bag?"] = f"Yes, {article(look.bag)} bag." if look.bag else "No."

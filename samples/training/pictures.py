@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from samples import backdrops
 from samples.backdrops import Image
-from samples.figures import Pose, random_appearance
+from samples.figures import random_appearance
 from samples.scenes import Placed, Scene, compose
+from samples.skeleton import Pose, stride_shown
 
 Boxes = NDArray[np.float32]
+_LEAST_STRIDE = 0.06  # of a walker's height: with less, nobody could tell it from standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,14 @@ def _area(boxes: Boxes) -> float:
 
 
 def random_pose(rng: np.random.Generator) -> Pose:
-    """Standing or walking, in one of the four directions give or take 35 degrees."""
-    yaw = rng.integers(4) * math.pi / 2 + rng.uniform(-0.6, 0.6)
-    phase = None if rng.random() < 0.3 else float(rng.uniform(0, 2 * math.pi))
-    return Pose(float(yaw % (2 * math.pi)), phase, float(rng.uniform(0.02, 0.45)), float(rng.uniform(-1, 1)))
+    """Standing or walking with a stride that shows, in one of the four directions give or take 35 degrees."""
+    stands = rng.random() < 0.3
+    while True:
+        yaw = float(rng.integers(4) * math.pi / 2 + rng.uniform(-0.6, 0.6)) % (2 * math.pi)
+        phase = None if stands else float(rng.uniform(0, 2 * math.pi))
+        pose = Pose(yaw, phase, float(rng.uniform(0.02, 0.45)), float(rng.uniform(-1, 1)))
+        if stands or stride_shown(pose) >= _LEAST_STRIDE:
+            return pose
 
 
 def random_backdrop(

@@ -6,13 +6,12 @@ core. A tile may be shown mirrored: left and right change places in what is said
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from samples.figures import COLOUR_NAMES, LOWER_KINDS
 from samples.training.facts import side
-from samples.training.pictures import camera_like, random_scene
+from samples.training.photographed import Glimpse, glimpses
+from samples.training.pictures import Photograph, camera_like, random_scene
 from samples.training.views import (
     ACTIONS,
     COUNTS,
@@ -44,10 +44,12 @@ if TYPE_CHECKING:  # its language model needs the model server's environment
     from samples.training.codebook import Codebook
 
 PART_TILES = 256
+PART_PHOTOGRAPHS = 64
 WHOLE = 8  # the number of the tile that holds the whole picture
 UNKNOWN = -100
 _PART_SHARE = 0.3  # of the views of which a part is shown beside the whole
 _FRAME_SHARE = 0.2
+_LEAST_PART = 0.15  # of a photograph's tile that people's boxes cover, for a part of somebody to be in it
 _MIRRORED = np.array([ACTIONS.index(name) for name in ("standing", "walking right", "walking left", *ACTIONS[3:])])
 People = Sequence[Person] | None
 _NONE = len(COLOUR_NAMES)
@@ -68,6 +70,18 @@ class Tiles:
     nearest: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Whom a tile should tell of (None: it is just a part of somebody), and which phrases of that stay open."""
+
+    people: People
+    unknown: frozenset[str] = frozenset()
+
+    def mirrored(self) -> Told:
+        """The same in a mirror."""
+        return replace(self, people=self.people and tuple(mirrored_person(person) for person in self.people))
+
+
 def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
     """Crops of the people of one generated scene, or the scene as a whole frame."""
     width = int(rng.integers(480, 961))
@@ -83,7 +97,7 @@ def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: b
         yield view_of(scene, (int(x), int(y), int(x + high / 2), int(y + high)), image, upright=True)
     shown = [seen for seen in scene.seen if seen.visible > 0.4 and seen.box_px[3] - seen.box_px[1] > 36]
     for seen in shown[:2]:
-        yield view_of(scene, crop_region(rng, scene, seen.box_px, 0.05), image, upright=True)
+        yield view_of(scene, crop_region(rng, image, seen.box_px, 0.05), image, upright=True)
 
 
 def nearest_answers(people: Sequence[Person]) -> list[int]:
@@ -99,7 +113,7 @@ def nearest_answers(people: Sequence[Person]) -> list[int]:
         SIDES.index(side(person)),
         colour(look.top, person.shows_top),
         colour(look.lower, person.shows_lower),
-        ACTIONS.index(person.seen.action) if person.shows_lower else UNKNOWN,
+        ACTIONS.index(person.seen.action) if person.shows_feet else UNKNOWN,
         colour(look.bag, person.shows_bag),
         colour(look.hat, person.shows_hat),
         LOWER_KINDS.index(look.lower_kind) if person.shows_lower else UNKNOWN,
@@ -114,7 +128,7 @@ def mirrored_person(person: Person) -> Person:
 
 def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
     """The tiles `chosen` (WHOLE: the whole picture) of a view."""
-    kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.scene)
+    kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.people)
     count = min(len(view.people), COUNTS - 1)
     unasked = [UNKNOWN] * len(NEAREST)
     return Tiles(
@@ -126,10 +140,10 @@ def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
     )
 
 
-def told_people(view: View, tiles: Tiles, chosen: list[int]) -> list[People]:
+def told_of(view: View, tiles: Tiles, chosen: list[int]) -> list[Told]:
     """Whom each of the `tiles` of a view should tell of: a part of the picture of nobody, or it is just a part."""
     parts = [None if bool(kinds.any()) else () for kinds in tiles.kinds]
-    return [view.people if tile == WHOLE else part for tile, part in zip(chosen, parts, strict=True)]
+    return [Told(view.people if tile == WHOLE else part) for tile, part in zip(chosen, parts, strict=True)]
 
 
 def joined(parts: Sequence[Tiles]) -> Tiles:
@@ -143,35 +157,79 @@ def joined(parts: Sequence[Tiles]) -> Tiles:
     )
 
 
-def _draw(seed: tuple[int, ...], backgrounds: list[Path]) -> tuple[Tiles, list[People]]:
-    """One part of a pool."""
-    cv2.setNumThreads(1)
-    torch.set_num_threads(1)
-    rng = np.random.default_rng(seed)
+def _draw(seed: tuple[int, ...], backgrounds: list[Path]) -> tuple[Tiles, list[Told]]:
+    """One part of a pool of generated tiles."""
+    rng = _alone(seed)
     parts: list[Tiles] = []
-    people: list[People] = []
-    while len(people) < PART_TILES:
+    told: list[Told] = []
+    while len(told) < PART_TILES:
         for view in random_views(rng, backgrounds, frames=bool(rng.random() < _FRAME_SHARE)):
             peopled = [tile for tile, owners in enumerate(label_tiles(view.owners)[:WHOLE]) if owners.any()]
             rng.shuffle(peopled)
             chosen = [*peopled[: int(rng.random() < _PART_SHARE)], WHOLE]
             parts.append(labelled_tiles(view, chosen))
-            people += told_people(view, parts[-1], chosen)
-    return joined(parts), people
+            told += told_of(view, parts[-1], chosen)
+    return joined(parts), told
 
 
-def _write(path: Path, tiles: Tiles, people: list[People], codebook: Codebook) -> None:
+def _cut(seed: tuple[int, ...], photographs: Sequence[Photograph]) -> tuple[Tiles, list[Told]]:
+    """One part of a pool of photographs' tiles; too many of their people wear black, so half of these are left out."""
+    rng = _alone(seed)
+    parts: list[Tiles] = []
+    told: list[Told] = []
+    for photograph in photographs:
+        for glimpse in glimpses(rng, photograph, frames=bool(rng.random() < _FRAME_SHARE)):
+            black = "top" not in glimpse.unknown and glimpse.people and glimpse.people[0].seen.look.top == "black"
+            if black and rng.random() < 0.5:
+                continue
+            covers = label_tiles(glimpse.taken)[:WHOLE].mean((1, 2))
+            clear = np.flatnonzero((covers == 0) | (covers > _LEAST_PART))
+            rng.shuffle(clear)
+            chosen = [*clear[: int(rng.random() < _PART_SHARE)].tolist(), WHOLE]
+            parts.append(_glimpsed_tiles(glimpse, chosen))
+            for tile in chosen[:-1]:
+                told.append(Told(None if covers[tile] else ()))
+            told.append(Told(glimpse.people, glimpse.unknown))
+    return joined(parts), told
+
+
+def _alone(seed: tuple[int, ...]) -> np.random.Generator:
+    """A worker's random numbers; it keeps to one core."""
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    return np.random.default_rng(seed)
+
+
+def _glimpsed_tiles(glimpse: Glimpse, chosen: list[int]) -> Tiles:
+    """As `labelled_tiles`: of a photograph's patches nothing is known."""
+    unasked = torch.full((len(chosen), PATCHES**2), UNKNOWN)
+    nearest = nearest_answers(glimpse.people)
+    for question, name in enumerate(NEAREST):
+        if name in glimpse.unknown:
+            nearest[question] = UNKNOWN
+    count = min(len(glimpse.people), COUNTS - 1)
+    return Tiles(
+        torch.from_numpy(tiles_of(glimpse.picture)[chosen]),
+        unasked,
+        unasked,
+        torch.tensor([count if tile == WHOLE else UNKNOWN for tile in chosen]),
+        torch.tensor([nearest if tile == WHOLE else [UNKNOWN] * len(NEAREST) for tile in chosen]),
+    )
+
+
+def _write(path: Path, tiles: Tiles, told: list[Told], codebook: Codebook) -> None:
     """Write one part; a kill in between leaves nothing."""
     working = path.with_suffix(f".tmp{path.suffix}")
+    mirrored = [each.mirrored() for each in told]
     np.savez(
         working,
         images=tiles.images.numpy(),
-        kinds=tiles.kinds.numpy().astype(np.uint8),
+        kinds=tiles.kinds.numpy().astype(np.int8),
         actions=tiles.actions.numpy().astype(np.int8),
         counts=tiles.counts.numpy().astype(np.int8),
         nearest=tiles.nearest.numpy().astype(np.int8),
-        rows=torch.stack([rows_of(codebook, shown) for shown in people]).numpy().astype(np.int16),
-        mirrored_rows=torch.stack([rows_of(codebook, _mirrored(shown)) for shown in people]).numpy().astype(np.int16),
+        rows=torch.stack([rows_of(codebook, each) for each in told]).numpy().astype(np.int16),
+        mirrored_rows=torch.stack([rows_of(codebook, each) for each in mirrored]).numpy().astype(np.int16),
     )
     working.replace(path)
 
@@ -226,28 +284,46 @@ def _swapped(actions: Labels) -> Labels:
     return np.where(actions >= 0, _MIRRORED[np.maximum(actions, 0)], actions)
 
 
-def _mirrored(people: People) -> People:
-    return None if people is None else tuple(mirrored_person(person) for person in people)
-
-
-def rows_of(codebook: Codebook, people: People) -> Tensor:
-    """The codes (64) that a tile should give; None: a part of somebody."""
-    return codebook.part if people is None else codebook.sentence(people)
+def rows_of(codebook: Codebook, told: Told) -> Tensor:
+    """The codes (64) that a tile should give, OPEN where nobody knows."""
+    return codebook.part if told.people is None else codebook.opened(codebook.sentence(told.people), told.unknown)
 
 
 def drawn(
     folder: Path, tiles: int, seed: int, backgrounds: list[Path], codebook: Codebook, *, processes: int
 ) -> list[Path]:
     """The parts of a pool of at least `tiles` tiles in `folder`; those that are missing are drawn first."""
-    folder.mkdir(parents=True, exist_ok=True)
     parts = [folder / f"{seed}-{number:04d}.npz" for number in range(-(-tiles // PART_TILES))]
-    missing = [(number, part) for number, part in enumerate(parts) if not part.exists()]
-    if missing:
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
-            drawing = workers.map(
-                partial(_draw, backgrounds=backgrounds), [(seed, 77, number) for number, _ in missing]
-            )
-            for (number, part), (tiles_drawn, people) in zip(missing, drawing, strict=True):
-                _write(part, tiles_drawn, people, codebook)
-                print(f"drew part {number + 1} of {len(parts)}, {PART_TILES} tiles each", flush=True)
+    jobs = [((seed, 77, number), backgrounds) for number in range(len(parts))]
+    _made(parts, _draw, jobs, codebook, processes)
     return parts
+
+
+def cut(
+    folder: Path, seed: int, photographs: Sequence[Photograph], codebook: Codebook, *, processes: int
+) -> list[Path]:
+    """As `drawn`, out of the photographs in which there is somebody."""
+    chunks = [photographs[first : first + PART_PHOTOGRAPHS] for first in range(0, len(photographs), PART_PHOTOGRAPHS)]
+    parts = [folder / f"photographs-{seed}-{number:04d}.npz" for number in range(len(chunks))]
+    jobs = [((seed, 78, number), chunk) for number, chunk in enumerate(chunks)]
+    _made(parts, _cut, jobs, codebook, processes)
+    return parts
+
+
+def _made(
+    parts: Sequence[Path],
+    make: Callable[[tuple[int, ...], Any], tuple[Tiles, list[Told]]],
+    jobs: Sequence[tuple[tuple[int, ...], Any]],
+    codebook: Codebook,
+    processes: int,
+) -> None:
+    """Make those of the `parts` that are missing, each by its job: the arguments of `make`."""
+    missing = [number for number, part in enumerate(parts) if not part.exists()]
+    if not missing:
+        return
+    parts[0].parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as workers:
+        making = workers.map(make, *zip(*(jobs[number] for number in missing), strict=True))
+        for number, (tiles, told) in zip(missing, making, strict=True):
+            _write(parts[number], tiles, told, codebook)
+            print(f"part {number + 1} of {len(parts)}: {len(told)} tiles", flush=True)

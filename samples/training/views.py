@@ -6,6 +6,7 @@ frame is fitted into 2:1 with grey bars. The processor cuts such a picture into 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import cv2
@@ -42,7 +43,8 @@ NEAREST = {
     "lower_kind": len(LOWER_KINDS),
 }
 _LEAST_COVER = 0.2  # of a patch, to be more than background
-_LEAST_VISIBLE, _LEAST_HEIGHT = 0.3, 0.1  # of a person, and of the view, to be counted
+LEAST_VISIBLE, LEAST_HEIGHT = 0.3, 0.1  # of a person, and of the view, to be counted
+_FEET = 0.06  # of a person's height: how far above its soles it may be cut off with its feet still seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Person:
     height: float  # of the view
     shows_top: bool
     shows_lower: bool
+    shows_feet: bool  # without which nobody could say whether it walks
     shows_bag: bool
     shows_hat: bool
 
@@ -66,7 +69,6 @@ class View:
     classes: NDArray[np.uint8]
     owners: NDArray[np.uint8]
     people: tuple[Person, ...]
-    scene: Scene
 
 
 def class_of(part: Part, colour: str) -> int:
@@ -114,10 +116,10 @@ def surroundings(box_px: tuple[float, float, float, float], width_px: int, heigh
 
 
 def crop_region(
-    rng: np.random.Generator, scene: Scene, box_px: tuple[int, int, int, int], loose: float
+    rng: np.random.Generator, image: Image, box_px: tuple[int, int, int, int], loose: float
 ) -> tuple[int, int, int, int]:
     """The product's crop around a box that a detector missed by up to `loose` of its height on each side."""
-    height, width = scene.image.shape[:2]
+    height, width = image.shape[:2]
     missed = rng.uniform(-loose, loose, 4) * (box_px[3] - box_px[1])
     x1, y1, x2, y2 = (float(value) for value in np.asarray(box_px) + missed)
     return surroundings((x1, y1, x2, y2), width, height)
@@ -126,10 +128,12 @@ def crop_region(
 def tight_crop(image: Image, box_px: tuple[int, int, int, int]) -> Image:
     """(1024, 512, 3): what the product shows of a person in a frame (H, W, 3)."""
     x1, y1, x2, y2 = surroundings(box_px, image.shape[1], image.shape[0])
-    return _fit(image[y1:y2, x1:x2], _SHORT_PX, _LONG_PX, labels=False)
+    return fitted(image[y1:y2, x1:x2], upright=True)
 
 
-def _fit(image: Image, width_px: int, height_px: int, *, labels: bool) -> Image:
+def fitted(image: Image, *, upright: bool, labels: bool = False) -> Image:
+    """A part of a frame, or of its label map, scaled into (1024, 512) or (512, 1024) with grey, or 0, around it."""
+    width_px, height_px = (_SHORT_PX, _LONG_PX) if upright else (_LONG_PX, _SHORT_PX)
     scale = min(width_px / image.shape[1], height_px / image.shape[0])
     size = min(width_px, round(image.shape[1] * scale)), min(height_px, round(image.shape[0] * scale))
     size = (width_px if width_px - size[0] < 2 else size[0]), (height_px if height_px - size[1] < 2 else size[1])
@@ -145,29 +149,37 @@ def view_of(scene: Scene, region: tuple[int, int, int, int], image: Image | None
     """The part `region` (x1, y1, x2, y2) of the scene as the product shows it; `image` replaces the scene's picture."""
     x1, y1, x2, y2 = region
     window = np.s_[y1:y2, x1:x2]
-    width, height = (_SHORT_PX, _LONG_PX) if upright else (_LONG_PX, _SHORT_PX)
-    picture = _fit((scene.image if image is None else image)[window], width, height, labels=False)
-    classes = _fit(_class_map(scene)[window], width, height, labels=True)
-    owners = _fit(scene.people[window], width, height, labels=True)
+    picture = fitted((scene.image if image is None else image)[window], upright=upright)
+    classes = fitted(_class_map(scene)[window], upright=upright, labels=True)
+    owners = fitted(scene.people[window], upright=upright, labels=True)
     people = []
     for seen in scene.seen:
         whole = np.count_nonzero(scene.people == seen.index + 1) / max(seen.visible, 1e-6)
         mine = scene.people[window] == seen.index + 1
         rows = np.flatnonzero(mine.any(1))
-        if not len(rows) or np.count_nonzero(mine) < _LEAST_VISIBLE * whole:
+        if not len(rows) or np.count_nonzero(mine) < LEAST_VISIBLE * whole:
             continue
         tall = (rows[-1] - rows[0] + 1) / (y2 - y1)
-        if tall < _LEAST_HEIGHT:
+        if tall < LEAST_HEIGHT:
             continue
         parts = scene.parts[window][mine]
         least = 0.015 * whole
         shows = {part: bool(np.count_nonzero(parts == part) >= least) for part in _COLOURED}
         place = float(np.flatnonzero(mine.any(0)).mean() / (x2 - x1))
         people.append(
-            Person(seen, place, float(tall), shows[Part.TOP], shows[Part.LOWER], shows[Part.BAG], shows[Part.HAT])
+            Person(
+                seen,
+                place,
+                float(tall),
+                shows_top=shows[Part.TOP],
+                shows_lower=shows[Part.LOWER],
+                shows_feet=y1 + int(rows[-1]) >= seen.soles_px - _FEET * seen.height_px,
+                shows_bag=shows[Part.BAG],
+                shows_hat=shows[Part.HAT],
+            )
         )
     people.sort(key=lambda person: -person.height)
-    return View(picture, classes, owners, tuple(people), scene)
+    return View(picture, classes, owners, tuple(people))
 
 
 def tiles_of(picture: Image) -> Image:
@@ -190,11 +202,13 @@ def label_tiles(labels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate([tiles, whole[None]])
 
 
-def patch_labels(classes: NDArray[np.uint8], owners: NDArray[np.uint8], scene: Scene) -> tuple[Labels, Labels]:
+def patch_labels(
+    classes: NDArray[np.uint8], owners: NDArray[np.uint8], people: Sequence[Person]
+) -> tuple[Labels, Labels]:
     """(classes, actions) of the 16x16 patches of tiles (N, 256, 256): each (N, 256).
 
     A patch has the class that most of its non-background pixels have, if those cover _LEAST_COVER of it. An action is
-    an index into ACTIONS, -100 where there is no person.
+    an index into ACTIONS, -100 where there is nobody, or nobody of `people` whose feet are seen.
     """
     count = classes.shape[0]
 
@@ -210,9 +224,9 @@ def patch_labels(classes: NDArray[np.uint8], owners: NDArray[np.uint8], scene: S
         return best
 
     kinds = most(patched(classes), CLASSES)
-    people = most(patched(owners), 1 + max((seen.index + 1 for seen in scene.seen), default=1))
-    actions = np.full(people.max() + 2, -100, np.int64)
-    for seen in scene.seen:
-        if seen.index + 1 < len(actions):
-            actions[seen.index + 1] = ACTIONS.index(seen.action)
-    return kinds.reshape(count, -1), actions[people].reshape(count, -1)
+    owner = most(patched(owners), 1 + int(owners.max(initial=1)))
+    actions = np.full(256, -100, np.int64)
+    for person in people:
+        if person.shows_feet:
+            actions[person.seen.index + 1] = ACTIONS.index(person.seen.action)
+    return kinds.reshape(count, -1), actions[owner].reshape(count, -1)

@@ -28,20 +28,21 @@ from torch import Tensor, nn
 
 from samples import vlm
 from samples.training import facts
-from samples.training.codebook import Codebook, imagined
+from samples.training.codebook import OPEN, Codebook, imagined
 from samples.training.language import Language, Layout, thinned
-from samples.training.pictures import is_held_out, read_photographs, without_people
+from samples.training.pictures import Photograph, is_held_out, read_photographs, without_people
 from samples.training.pool import (
     UNKNOWN,
     WHOLE,
     Pool,
     Tiles,
+    cut,
     drawn,
     joined,
     labelled_tiles,
     random_views,
     rows_of,
-    told_people,
+    told_of,
 )
 from samples.training.slices import STOPPED, add_slice_options, run_slice
 from samples.training.tower import Tower, make_tower
@@ -50,6 +51,7 @@ from samples.training.views import CLASSES
 TILES_A_STEP = {"look": 32, "spell": 32, "see": 32}
 PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
+PHOTOGRAPHED = 2  # tiles of photographs in a share of a step's, where there are any
 _BACKGROUND_WEIGHT = 0.15
 STAGES = ("words", "look", "spell", "see", "tell")
 # The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
@@ -143,15 +145,24 @@ class Teacher:
         return losses
 
     def coding(self, rows: Tensor, outputs: Tensor) -> dict[str, Tensor]:
-        """The connector's losses: outputs (N, 64, width) should be the codes `rows` (N, 64), and near them."""
+        """The connector's losses: outputs (N, 64, width) should be the codes `rows` (N, 64), and near them.
+
+        Where OPEN, that is the code which each is nearest to as it is: half a word is worse than any.
+        """
         distances = self.codebook.distances(outputs.float())
+        rows = torch.where(rows == OPEN, distances.argmin(-1), rows)
         weight = self.place_weights.expand(rows.shape).flatten()
         wrong = nn.functional.cross_entropy(-_SHARPNESS * distances.flatten(0, 1), rows.flatten(), reduction="none")
         far = distances.gather(-1, rows[..., None]).flatten()
         return {"code": (wrong * weight).sum() / weight.sum(), "distance": (far * weight).sum() / weight.sum()}
 
-    def telling(self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path]) -> dict[str, Tensor]:
-        """The loss of whole answers on a batch that shares prompt and layout, and those of looking and coding."""
+    def telling(
+        self, rng: np.random.Generator, tower: Tower, backgrounds: list[Path], photographs: Pool | None
+    ) -> dict[str, Tensor]:
+        """The loss of whole answers on a batch that shares prompt and layout, and those of looking and coding.
+
+        These are taken of some tiles of photographs, too, to which no whole answer is known.
+        """
         frames = bool(rng.random() < 0.2)
         name, layout, tiles_used = self._layout(rng, frames=frames)
         size = max(1, BATCH // 2) if name == "answer_all" else BATCH
@@ -164,13 +175,18 @@ class Teacher:
                 reply = facts.answers(view.people).get(prompt)
                 if reply is not None and len(parts) < size:
                     parts.append(labelled_tiles(view, tiles_used))
-                    rows += [rows_of(self.codebook, told) for told in told_people(view, parts[-1], tiles_used)]
+                    rows += [rows_of(self.codebook, told) for told in told_of(view, parts[-1], tiles_used)]
                     replies.append(reply)
+        answered = len(rows)
+        if photographs:
+            further, their_rows = photographs.batch(rng, PHOTOGRAPHED)
+            parts.append(further)
+            rows += their_rows.unbind()
         tiles = joined(parts)
         with self.products():
             seen = tower.seen(tiles.images)
             outputs = tower.connector(tower.spelled(seen))
-        images = outputs.reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
+        images = outputs[:answered].reshape(size, -1, outputs.shape[-1])[:, self._cells(layout, tiles_used)]
         aiding = self.looking(tower, tiles, seen) | self.coding(torch.stack(rows), outputs)
         return {name: self.language.loss(images, layout, prompt, replies)} | {
             name: _AIDING_SHARE * loss for name, loss in aiding.items()
@@ -194,10 +210,10 @@ def _values(losses: dict[str, Tensor]) -> dict[str, float]:
 class Trainer:
     """One stage: its weights, optimiser and place in the schedule."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, photographs: list[Photograph]) -> None:
         checkpoint = options.checkpoint or vlm.ensure_checkpoint(python=Path(sys.executable))
         self.options, self.step = options, 0
-        self.pool: Pool | None = None
+        self.photographs, self.backgrounds = photographs, without_people(photographs)
         self.workers = ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,))
         self.teacher = Teacher(checkpoint, bfloat16=options.bfloat16)
         self.tower = make_tower(checkpoint)
@@ -241,7 +257,7 @@ class Trainer:
         state = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in kept.items()}
         save_file(state, path.with_name(_TEACHING))
 
-    def advance(self, backgrounds: list[Path]) -> dict[str, float]:
+    def advance(self) -> dict[str, float]:
         """One step; returns its losses by name."""
         options = self.options
         rng = np.random.default_rng((options.seed, self.step, STAGES.index(options.stage)))
@@ -250,7 +266,7 @@ class Trainer:
         factor = min(1.0, (self.step + 1) / 30) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in self.optimiser.param_groups:
             group["lr"] = group["base"] * factor
-        losses = self._learnt(rng, backgrounds)
+        losses = self._learnt(rng)
         nn.utils.clip_grad_norm_(self._parameters(), 1.0)
         self.optimiser.step()
         self.step += 1
@@ -259,26 +275,40 @@ class Trainer:
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimiser.param_groups for parameter in group["params"]]
 
-    def _learnt(self, rng: np.random.Generator, backgrounds: list[Path]) -> dict[str, float]:
+    def _learnt(self, rng: np.random.Generator) -> dict[str, float]:
         """The losses of one batch; their gradients are left on the parameters."""
         self.optimiser.zero_grad(set_to_none=True)
         if self.options.stage in TILES_A_STEP:
-            return self._learnt_in_shares(rng, self.pool or self._drawn(backgrounds))
+            return self._learnt_in_shares(rng)
         if self.options.stage == "words":
             losses = self.teacher.wording(rng)
         else:
-            losses = self.teacher.telling(rng, self.tower, backgrounds)
+            losses = self.teacher.telling(rng, self.tower, self.backgrounds, self._photographed)
         torch.autograd.backward(_total(losses))
         return _values(losses)
 
-    def _drawn(self, backgrounds: list[Path]) -> Pool:
+    @cached_property
+    def _generated(self) -> Pool:
         options, codebook = self.options, self.teacher.codebook
         folder = options.work / "pool"
-        parts = drawn(folder, options.pool, options.seed, backgrounds, codebook, processes=options.threads)
-        self.pool = Pool(parts)
-        return self.pool
+        return Pool(drawn(folder, options.pool, options.seed, self.backgrounds, codebook, processes=options.threads))
 
-    def _learnt_in_shares(self, rng: np.random.Generator, pool: Pool) -> dict[str, float]:
+    @cached_property
+    def _photographed(self) -> Pool | None:
+        options, codebook = self.options, self.teacher.codebook
+        peopled = [photo for photo in self.photographs if len(photo.boxes)]
+        folder = options.work / "pool"
+        return Pool(cut(folder, options.seed, peopled, codebook, processes=options.threads)) if peopled else None
+
+    def _batch(self, rng: np.random.Generator, count: int) -> tuple[Tiles, Tensor]:
+        """`count` tiles with the rows of their codes, some of photographs where there are any."""
+        if self._photographed is None:
+            return self._generated.batch(rng, count)
+        tiles, rows = self._generated.batch(rng, count - PHOTOGRAPHED)
+        further, their_rows = self._photographed.batch(rng, PHOTOGRAPHED)
+        return joined([tiles, further]), torch.cat([rows, their_rows])
+
+    def _learnt_in_shares(self, rng: np.random.Generator) -> dict[str, float]:
         """As `_learnt`; each core takes a share of the tiles for itself, quicker than sharing every single product."""
         cores, stage, parameters = self.options.threads, self.options.stage, self._parameters()
 
@@ -295,7 +325,7 @@ class Trainer:
             gradients = torch.autograd.grad(_total(losses), parameters, allow_unused=True)
             return _values(losses), gradients
 
-        batches = [pool.batch(rng, TILES_A_STEP[stage] // cores) for _ in range(cores)]
+        batches = [self._batch(rng, TILES_A_STEP[stage] // cores) for _ in range(cores)]
         # Drawn before the threads start, for between them the order would be chance.
         kept = [looked_at(tiles.kinds, PATCHES_LOOKED_AT) if stage == "look" else None for tiles, _ in batches]
         shares = list(self.workers.map(learnt, *zip(*batches, strict=True), kept))
@@ -328,7 +358,7 @@ def main() -> int:
         "--pool", type=int, default=16384, help="tiles drawn once for `look`, `spell` and `see`; 200 kB each"
     )
     parser.add_argument(
-        "--data", type=Path, help="photographs (images/, labels/) whose empty ones serve as backgrounds"
+        "--data", type=Path, help="photographs (images/, labels/); those without people serve as backgrounds"
     )
     parser.add_argument("--start", type=Path, default=vlm.WEIGHTS, help="weights to start the first stage from")
     parser.add_argument(
@@ -347,10 +377,9 @@ def main() -> int:
     cv2.setNumThreads(1)
     torch.manual_seed(options.seed)
     photographs = read_photographs(options.data) if options.data else []
-    backgrounds = without_people([photo for photo in photographs if not is_held_out(photo.path)])
-    trainer = Trainer(options)
-    print(f"{options.stage}: from step {trainer.step}, {len(backgrounds)} photographs as backgrounds", flush=True)
-    run_slice(trainer, lambda: trainer.advance(backgrounds), options)
+    trainer = Trainer(options, [photo for photo in photographs if not is_held_out(photo.path)])
+    print(f"{options.stage}: from step {trainer.step}, {len(trainer.photographs)} photographs", flush=True)
+    run_slice(trainer, trainer.advance, options)
     if options.export:
         trainer.export(options.export)
         print(f"wrote {options.export}")

@@ -67,6 +67,7 @@ def test_training_sees_what_the_product_sends() -> None:
     assert len(set(found["said"])) > 40
     assert found["looks_elsewhere"] < 0.2  # of 1 that a patch's attention gives to all
     assert (found["kinds"], found["kind_places"]) == (3, [18])
+    assert found["opened"] == {"top": [*range(10, 15)], "lower": [*range(15, 19)], "lower_kind": [16, 18], "stop": [34]}
     assert {0, 12, 17, 22, 27} < set(found["telling_places"]) < set(range(found["said_places"]))
     assert found["thinned_cells"] == list(range(70, 80))
     assert found["thinned_owners"] == [1]

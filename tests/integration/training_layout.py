@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ from transformers import Idefics3ForConditionalGeneration
 
 from samples import vlm
 from samples.figures import LOWER_KINDS
-from samples.training.codebook import WIDTHS, Codebook, imagined
+from samples.training.codebook import OPEN, WIDTHS, Codebook, imagined
 from samples.training.facts import DEFAULT_PROMPT, description
 from samples.training.language import Language, thinned
 from samples.training.tower import LOOKING_LAYERS, make_tower
-from samples.training.views import tiles_of
+from samples.training.views import Person, tiles_of
 from samples.training.vlm import Trainer
 
 ANSWER = "One person in a red top and blue trousers, walking left."
@@ -37,17 +38,21 @@ def lost_in_export(checkpoint: Path) -> float:
             threads=1,
             bfloat16=False,
         )
-        trainer = Trainer(options)
+        trainer = Trainer(options, [])
         torch.nn.init.normal_(trainer.tower.answers.weight)
         torch.nn.init.normal_(trainer.teacher.codebook.codes)
         options.start = Path(folder) / "exported.safetensors"
         trainer.export(options.start)
-        again = Trainer(options)
+        again = Trainer(options, [])
     pairs = [
         *zip(trainer.tower.parameters(), again.tower.parameters(), strict=True),
         (trainer.teacher.codebook.codes, again.teacher.codebook.codes),
     ]
     return max(float(((one - other).abs() / (one.abs() + 1e-3)).max()) for one, other in pairs)
+
+
+def _opened(codebook: Codebook, people: Sequence[Person], phrase: str) -> list[int]:
+    return (codebook.opened(codebook.sentence(people), {phrase}) == OPEN).nonzero().flatten().tolist()
 
 
 def main() -> None:
@@ -105,6 +110,7 @@ def main() -> None:
                 "telling_places": (places > 0).nonzero().flatten().tolist(),
                 "kinds": len(kinds),
                 "kind_places": sorted(kind_places),
+                "opened": {name: _opened(codebook, crowds[0], name) for name in ("top", "lower", "lower_kind", "stop")},
                 "said_places": sum(WIDTHS),
                 "same_ids": ids[before : before + layout.length] == list(layout.ids),
                 "prompt_tokens": len(ids),

@@ -7,29 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from samples.figures import COLOURS, Appearance, Part, Pose, draw_figure, random_appearance, shade_of
+from samples.figures import COLOURS, Appearance, Part, draw_figure, random_appearance, shade_of
+from samples.skeleton import Pose
 
 
 def a_look(**changes: object) -> Appearance:
     look = random_appearance(np.random.default_rng(1))
     plain = replace(look, bag=None, hat=None, lower_kind="trousers", stripes=0.0)
     return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("yaw", "phase", "action"),
-    [
-        pytest.param(0.0, 1.0, "walking right", id="right"),
-        pytest.param(0.6, 1.0, "walking right", id="right, turned a little"),
-        pytest.param(math.pi / 2, 1.0, "walking towards the camera", id="towards"),
-        pytest.param(math.pi, 1.0, "walking left", id="left"),
-        pytest.param(1.5 * math.pi, 1.0, "walking away", id="away"),
-        pytest.param(1.9 * math.pi, 1.0, "walking right", id="right from below a full turn"),
-        pytest.param(math.pi, None, "standing", id="standing"),
-    ],
-)
-def test_a_pose_names_its_action(yaw: float, phase: float | None, action: str) -> None:
-    assert Pose(yaw, phase).action == action
 
 
 @pytest.mark.parametrize("name", list(COLOURS))

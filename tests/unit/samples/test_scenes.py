@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from samples import backdrops
-from samples.figures import Pose, random_appearance
+from samples.figures import random_appearance
 from samples.scenes import Placed, compose
+from samples.skeleton import Pose
 
 
 def a_place(width: int = 320, height: int = 240) -> backdrops.Backdrop:

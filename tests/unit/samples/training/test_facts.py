@@ -19,10 +19,16 @@ def a_look(**changes: object) -> Appearance:
 
 
 def a_person(
-    look: Appearance, *, action: str = "walking left", place: float = 0.5, lower: bool = True, bag: bool = True
+    look: Appearance,
+    *,
+    action: str = "walking left",
+    place: float = 0.5,
+    lower: bool = True,
+    feet: bool = True,
+    bag: bool = True,
 ) -> Person:
-    seen = Seen(look, action, (0, 0, 10, 20), 1.0, 0, 20.0)
-    return Person(seen, place, 0.7, shows_top=True, shows_lower=lower, shows_bag=bag, shows_hat=True)
+    seen = Seen(look, action, (0, 0, 10, 20), 1.0, 0, 20.0, 20.0)
+    return Person(seen, place, 0.7, shows_top=True, shows_lower=lower, shows_feet=feet, shows_bag=bag, shows_hat=True)
 
 
 CASES = [
@@ -46,7 +52,16 @@ CASES = [
         id="a bag that is hidden",
     ),
     pytest.param(
-        [a_person(a_look(), lower=False)], "One person in a red top.", Facts(1, "red"), id="legs outside the picture"
+        [a_person(a_look(), lower=False, feet=False)],
+        "One person in a red top.",
+        Facts(1, "red"),
+        id="legs outside the picture",
+    ),
+    pytest.param(
+        [a_person(a_look(), feet=False)],
+        "One person in a red top and blue trousers.",
+        Facts(1, "red", "blue"),
+        id="feet outside the picture",
     ),
     pytest.param(
         [a_person(a_look(lower_kind="skirt"), place=0.2), a_person(a_look())],
@@ -89,7 +104,8 @@ def test_answers_say_only_what_is_seen() -> None:
     assert nobody["How many people?"] == "Nobody."
     assert nobody["Is anybody there?"] == "No."
     assert "What colour is the jacket?" not in nobody
-    legless = facts.answers([a_person(a_look(), lower=False)])
+    legless = facts.answers([a_person(a_look(), lower=False, feet=False)])
+    assert "What is the person doing?" not in legless
     assert legless["What colour is the jacket?"] == "Red."
     assert "What colour are the trousers?" not in legless
     hidden = facts.answers([a_person(a_look(bag="green"), bag=False)])

@@ -6,7 +6,9 @@ import cv2
 import numpy as np
 import pytest
 
+from samples.skeleton import stride_shown
 from samples.training import pictures
+from samples.training.views import ACTIONS
 
 
 def photograph(folder: Path, name: str, label: str | None) -> None:
@@ -49,6 +51,15 @@ def test_a_damaged_label_is_named(tmp_path: Path) -> None:
 )
 def test_what_is_held_out(name: str, held_out: bool) -> None:
     assert pictures.is_held_out(Path(name)) is held_out
+
+
+def test_walkers_show_their_stride_and_go_everywhere() -> None:
+    rng = np.random.default_rng(2)
+    poses = [pictures.random_pose(rng) for _ in range(300)]
+    walking = [pose for pose in poses if pose.phase is not None]
+    assert 180 < len(walking) < 240
+    assert min(stride_shown(pose) for pose in walking) >= 0.06
+    assert {pose.action for pose in poses} == set(ACTIONS)
 
 
 def test_scenes_vary_and_some_are_empty() -> None:

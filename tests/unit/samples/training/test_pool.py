@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from samples.figures import LOWER_KINDS
 from samples.training import pool
 from samples.training.facts import description
+from samples.training.pictures import Photograph, random_scene
 from samples.training.views import ACTIONS, NEAREST, SIDES, Person, View
 
 
@@ -26,14 +28,17 @@ class SpeltOut:
     def sentence(self, people: Sequence[Person]) -> Tensor:
         return torch.tensor(list(description(people).encode().ljust(64))[:64])
 
+    def opened(self, rows: Tensor, unknown: Collection[str]) -> Tensor:
+        return torch.where(torch.arange(64) < 10 * len(unknown), -100, rows)
+
 
 @pytest.fixture(scope="module")
 def view() -> View:
-    """One crop with somebody whose lower clothes are seen."""
+    """One crop with somebody whose feet are seen."""
     rng = np.random.default_rng(4)
     while True:
         for found in pool.random_views(rng, [], frames=False):
-            if found.people and found.people[0].shows_lower and found.people[0].seen.action == "walking left":
+            if found.people and found.people[0].shows_feet and found.people[0].seen.action == "walking left":
                 return found
 
 
@@ -95,6 +100,31 @@ def test_a_pool_is_drawn_once_and_gives_tiles_both_ways_round(tmp_path: Path, mo
     assert len(tiles.batch(rng, 3)[0].images) == 3
 
 
+def test_photographs_tell_only_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "ProcessPoolExecutor", _Here)
+    scene = random_scene(np.random.default_rng(12), 640, 360, [])
+    height, width = scene.image.shape[:2]
+    path = tmp_path / "p1.jpg"
+    cv2.imwrite(str(path), np.ascontiguousarray(scene.image[..., ::-1]))
+    found = np.array([seen.box_px for seen in scene.seen], np.float32) / [width, height, width, height]
+    codebook: Any = SpeltOut()
+    photographs = [Photograph(path, found.astype(np.float32))] * 16
+    parts = pool.cut(tmp_path / "pool", 3, photographs, codebook, processes=1)
+    assert [part.name for part in parts] == ["photographs-3-0000.npz"]
+    tiles = pool.Pool(parts)
+    assert (tiles.kinds == pool.UNKNOWN).all()
+    assert (tiles.actions == pool.UNKNOWN).all()
+    wholes = tiles.counts != pool.UNKNOWN
+    assert wholes.sum() >= 4
+    assert (tiles.counts[wholes] >= 1).all()
+    for name in ("action", "bag", "hat", "lower_kind"):
+        assert (tiles.nearest[:, list(NEAREST).index(name)] == pool.UNKNOWN).all()
+    assert (tiles.nearest[wholes, list(NEAREST).index("place")] >= 0).all()
+    opened = (tiles.rows == -100).sum(-1)
+    assert (opened[wholes] >= 40).all()
+    assert (opened[~wholes] == 0).all()
+
+
 class _Here:
     """An executor that works in this process."""
 
@@ -105,5 +135,5 @@ class _Here:
 
     def __exit__(self, *_error: object) -> None: ...
 
-    def map(self, work: Any, items: Sequence[Any]) -> Any:
-        return map(work, items)
+    def map(self, work: Any, *items: Sequence[Any]) -> Any:
+        return map(work, *items)
