@@ -70,7 +70,7 @@ def photograph_cases(data: Path) -> Iterator[Case]:
 
 
 class Tally:
-    """Right answers of each kind, out of those where the truth is known, and which colours are taken for which."""
+    """Right answers of each kind, out of those where the truth is known, and what is taken for what."""
 
     def __init__(self) -> None:
         self.right: Counter[str] = Counter()
@@ -94,6 +94,8 @@ class Tally:
         if truth.action:
             self.known["action"] += 1
             self.right["action"] += said.action == truth.action
+            if said.action != truth.action:
+                self.confused["action", truth.action, said.action or "nothing"] += 1
             if truth.action != "standing":
                 self.known["direction"] += 1
                 self.right["direction"] += said.action == truth.action
