@@ -144,5 +144,5 @@ def run(options: argparse.Namespace) -> int:
         for _ in range(runs):
             predict(frame, size)
         rate = runs / (time.perf_counter() - began_s)
-        print(f"| {size} px | {rate:.1f} frames/s with {torch.get_num_threads()} threads |", flush=True)
+        print(f"| {size} px | {rate:.1f} frames/s, threads: {torch.get_num_threads()} |", flush=True)
     return 0
