@@ -29,6 +29,7 @@ from samples.training.pictures import (
     camera_like,
     is_held_out,
     random_scene,
+    read_labelled,
     read_photographs,
     without_people,
 )
@@ -44,12 +45,7 @@ _MIN_SIDE_PX = 6.0
 
 
 def _real(rng: np.random.Generator, photographs: list[Photograph]) -> tuple[Image, Boxes]:
-    photo = photographs[int(rng.integers(len(photographs)))]
-    image = cv2.imread(str(photo.path))
-    if image is None:
-        raise OSError(f"{photo.path} cannot be read as a picture")
-    height, width = image.shape[:2]
-    return np.asarray(image, np.uint8), photo.boxes * np.array([width, height, width, height], np.float32)
+    return read_labelled(photographs[int(rng.integers(len(photographs)))])
 
 
 def _generated(rng: np.random.Generator, backgrounds: list[Path]) -> tuple[Image, Boxes]:

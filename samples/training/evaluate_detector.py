@@ -18,7 +18,7 @@ from ultralytics import YOLO
 
 from samples.backdrops import Image
 from samples.training.detector import WEIGHTS
-from samples.training.pictures import Boxes, is_held_out, random_scene, read_photographs
+from samples.training.pictures import Boxes, is_held_out, random_scene, read_labelled, read_photographs
 
 PRODUCT_CONFIDENCE = 0.25
 PRODUCT_SIZE_PX = 416
@@ -82,12 +82,7 @@ def _held_out(data: Path, street: bool) -> list[Labelled]:
     pictures = []
     for photo in read_photographs(data):
         if is_held_out(photo.path) and photo.path.stem.startswith("p") == street:
-            image = cv2.imread(str(photo.path))
-            if image is None:
-                raise OSError(f"{photo.path} cannot be read as a picture")
-            height, width = image.shape[:2]
-            scale = np.array([width, height, width, height], np.float32)
-            pictures.append((np.asarray(image, np.uint8), photo.boxes * scale))
+            pictures.append(read_labelled(photo))
     return pictures
 
 

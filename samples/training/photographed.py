@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 from samples.backdrops import Image
 from samples.figures import COLOUR_NAMES, COLOURS, random_appearance
 from samples.scenes import Seen
-from samples.training.pictures import Photograph, camera_like
+from samples.training.pictures import Boxes, Photograph, camera_like, read_labelled
 from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person, crop_region, fitted
 
-Boxes = NDArray[np.float32]
-
-LEAST_BOX_PX = 60.0  # of a person's height, to be shown by itself
+_LEAST_BOX_PX = 60.0  # of a person's height, to be shown by itself
 _NEVER_KNOWN = frozenset({"action", "bag", "hat", "lower_kind"})  # what no rule can tell
 _AGREEING = 0.55  # share of the pixels
 _SPREAD = np.array([0.05, 0.25, 0.2])  # of hue, saturation and value outside a colour's range: as much as one step
@@ -99,17 +97,14 @@ def glimpses(rng: np.random.Generator, photograph: Photograph, *, frames: bool) 
     Raises:
         OSError: The photograph cannot be read.
     """
-    read = cv2.imread(str(photograph.path))
-    if read is None:
-        raise OSError(f"{photograph.path} cannot be read as a picture")
-    image = np.ascontiguousarray(read[..., ::-1], np.uint8)
+    read, boxes = read_labelled(photograph)
+    image = np.ascontiguousarray(read[..., ::-1])
     height, width = image.shape[:2]
-    boxes = photograph.boxes * np.array([width, height, width, height], np.float32)
     shown = camera_like(rng, image)
     if frames:
         yield _glimpse(rng, image, shown, boxes, (0, 0, width, height), upright=False)
         return
-    for x1, y1, x2, y2 in boxes[boxes[:, 3] - boxes[:, 1] >= LEAST_BOX_PX]:
+    for x1, y1, x2, y2 in boxes[boxes[:, 3] - boxes[:, 1] >= _LEAST_BOX_PX]:
         region = crop_region(rng, image, (int(x1), int(y1), int(x2), int(y2)), 0.05)
         yield _glimpse(rng, image, shown, boxes, region, upright=True)
 
@@ -135,11 +130,11 @@ def _glimpse(
     counted = [int(i) for i in np.argsort(-tall) if visible[i] >= LEAST_VISIBLE and tall[i] >= LEAST_HEIGHT]
     people, unknown = [], _NEVER_KNOWN
     for number, index in enumerate(counted):
-        top, bottom = clothes_of(image, boxes, index) if number == 0 else (None, None)
-        if number == 0:
-            unknown |= {name for name, colour in (("top", top), ("lower", bottom)) if colour is None}
         look = replace(random_appearance(rng), lower_kind="trousers", bag=None, hat=None)
-        look = replace(look, top=top or look.top, lower=bottom or look.lower)
+        if number == 0:
+            top, bottom = clothes_of(image, boxes, index)
+            unknown |= {name for name, colour in (("top", top), ("lower", bottom)) if colour is None}
+            look = replace(look, top=top or look.top, lower=bottom or look.lower)
         x1, y1, x2, y2 = (int(value) for value in boxes[index])
         seen = Seen(look, "standing", (x1, y1, x2, y2), float(visible[index]), index, float(y2 - y1), float(y2))
         middle = float((inside[index, 0] + inside[index, 2]) / 2 - left) / (right - left)

@@ -49,6 +49,19 @@ def read_photographs(folder: Path) -> list[Photograph]:
     return photographs
 
 
+def read_labelled(photograph: Photograph) -> tuple[Image, Boxes]:
+    """A photograph (H, W, 3) BGR with its boxes (N, 4) in pixels.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    image = cv2.imread(str(photograph.path))
+    if image is None:
+        raise OSError(f"{photograph.path} cannot be read as a picture")
+    height, width = image.shape[:2]
+    return np.asarray(image, np.uint8), photograph.boxes * np.array([width, height, width, height], np.float32)
+
+
 def is_held_out(path: Path) -> bool:
     """Whether a photograph is kept for evaluation: every 20th street scene, every 4th of the others."""
     number = int("".join(letter for letter in path.stem if letter.isdigit()) or "0")

@@ -129,14 +129,19 @@ def mirrored_person(person: Person) -> Person:
 def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
     """The tiles `chosen` (WHOLE: the whole picture) of a view."""
     kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.people)
-    count = min(len(view.people), COUNTS - 1)
+    return _tiles(view, chosen, torch.from_numpy(kinds), torch.from_numpy(actions), nearest_answers(view.people))
+
+
+def _tiles(shown: View | Glimpse, chosen: list[int], kinds: Tensor, actions: Tensor, nearest: list[int]) -> Tiles:
+    """The tiles `chosen`; how many people there are, and what the nearest is like, is asked of the whole alone."""
+    count = min(len(shown.people), COUNTS - 1)
     unasked = [UNKNOWN] * len(NEAREST)
     return Tiles(
-        torch.from_numpy(tiles_of(view.picture)[chosen]),
-        torch.from_numpy(kinds),
-        torch.from_numpy(actions),
+        torch.from_numpy(tiles_of(shown.picture)[chosen]),
+        kinds,
+        actions,
         torch.tensor([count if tile == WHOLE else UNKNOWN for tile in chosen]),
-        torch.tensor([nearest_answers(view.people) if tile == WHOLE else unasked for tile in chosen]),
+        torch.tensor([nearest if tile == WHOLE else unasked for tile in chosen]),
     )
 
 
@@ -207,14 +212,7 @@ def _glimpsed_tiles(glimpse: Glimpse, chosen: list[int]) -> Tiles:
     for question, name in enumerate(NEAREST):
         if name in glimpse.unknown:
             nearest[question] = UNKNOWN
-    count = min(len(glimpse.people), COUNTS - 1)
-    return Tiles(
-        torch.from_numpy(tiles_of(glimpse.picture)[chosen]),
-        unasked,
-        unasked,
-        torch.tensor([count if tile == WHOLE else UNKNOWN for tile in chosen]),
-        torch.tensor([nearest if tile == WHOLE else [UNKNOWN] * len(NEAREST) for tile in chosen]),
-    )
+    return _tiles(glimpse, chosen, unasked, unasked, nearest)
 
 
 def _write(path: Path, tiles: Tiles, told: list[Told], codebook: Codebook) -> None:
