@@ -40,6 +40,7 @@ class Seen:
     index: int  # its value in `Scene.people`
     height_px: float
     soles_px: float  # the row of its soles, seen or not
+    yaw: float | None = None  # which way it faces, as in `Pose`; None where nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,6 @@ def compose(
             continue
         rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
         box = int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-        seen.append(
-            Seen(person.look, person.pose.action, box, count / areas[index], index, person.height_px, person.y_px)
-        )
+        pose, visible = person.pose, count / areas[index]
+        seen.append(Seen(person.look, pose.action, box, visible, index, person.height_px, person.y_px, pose.yaw))
     return Scene((np.clip(image, 0, 1) * 255).astype(np.uint8), parts, owner, tuple(seen))

@@ -19,21 +19,37 @@ from samples import vlm
 from samples.backdrops import Image
 from samples.training.describing import Reference, served_dtype
 from samples.training.facts import Facts, description, read_facts
+from samples.training.framing import tight_crop
 from samples.training.pool import random_views
-from samples.training.views import tight_crop
 
 LABELS = Path(__file__).parent / "photographs.csv"
 _TOGETHER = 8
+_KINDS = ("count", "top", "lower", "bag", "hat", "direction", "action", "whole")
 _SCENE_SEED = 1_000_003  # far from the seeds of training, which have three parts
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A picture as the product sends it, and the truth about it."""
+    """A picture as the product sends it, the truth, the kinds of fact it tells, and those that nobody is sure of."""
 
     name: str
     picture: Image
     truth: Facts
+    told: frozenset[str]
+    doubtful: frozenset[str] = frozenset()
+
+
+def _told_by(truth: Facts) -> frozenset[str]:
+    """The kinds of fact that a true description settles."""
+    told = {"count", "whole"} | ({"bag", "hat"} if truth.count else set())
+    told |= {kind for kind in ("top", "lower", "action") if getattr(truth, kind)}
+    return frozenset(told | ({"direction"} if truth.action not in (None, "standing") else set()))
+
+
+def _doubts(unknown: frozenset[str]) -> frozenset[str]:
+    """The kinds of fact that cannot be told where a description's phrases are `unknown`."""
+    further = ({"whole"} if unknown else set()) | ({"direction"} if "action" in unknown else set())
+    return unknown | further
 
 
 def scene_cases(count: int) -> Iterator[Case]:
@@ -43,7 +59,8 @@ def scene_cases(count: int) -> Iterator[Case]:
         rng = np.random.default_rng((_SCENE_SEED, index))
         for view in random_views(rng, [], frames=False):
             if made < count:
-                yield Case(f"scene {index}", view.picture, read_facts(description(view.people)))
+                truth = read_facts(description(view.people))
+                yield Case(f"scene {index}", view.picture, truth, _told_by(truth), _doubts(view.unknown))
             made += 1
         if made >= count:
             return
@@ -66,53 +83,37 @@ def photograph_cases(data: Path) -> Iterator[Case]:
                 None if known["count"] is None else int(known["count"]), top=known["top"], lower=known["lower"]
             )
             picture = tight_crop(np.ascontiguousarray(image[..., ::-1], np.uint8), box)
-            yield Case(row["file"], picture, truth)
+            yield Case(row["file"], picture, truth, frozenset(kind for kind, value in known.items() if value))
 
 
 class Tally:
-    """Right answers of each kind, out of those where the truth is known, and what is taken for what."""
+    """Right answers of each kind, out of those that were asked for, and what is taken for what."""
 
     def __init__(self) -> None:
         self.right: Counter[str] = Counter()
         self.known: Counter[str] = Counter()
         self.confused: Counter[tuple[str, str, str]] = Counter()
 
-    def add(self, truth: Facts, said: Facts, *, whole: bool) -> None:
-        """Count one description; `whole` says whether the truth is all there is to say."""
-        for kind in ("count", "top", "lower"):
-            true, told = getattr(truth, kind), getattr(said, kind)
-            if true is None:
-                continue
+    def add(self, truth: Facts, said: Facts, asked: frozenset[str]) -> None:
+        """Count those facts of one description that are `asked` for."""
+        for kind in asked:
             self.known[kind] += 1
+            if kind == "whole":
+                self.right[kind] += said == truth
+                continue
+            true, told = (getattr(facts, "action" if kind == "direction" else kind) for facts in (truth, said))
             self.right[kind] += told == true
-            if told != true and kind != "count":
+            if told != true and kind in ("top", "lower", "action"):
                 self.confused[kind, true, told or "nothing"] += 1
-        if not whole:
-            return
-        self.known["whole"] += 1
-        self.right["whole"] += truth == said
-        if truth.action:
-            self.known["action"] += 1
-            self.right["action"] += said.action == truth.action
-            if said.action != truth.action:
-                self.confused["action", truth.action, said.action or "nothing"] += 1
-            if truth.action != "standing":
-                self.known["direction"] += 1
-                self.right["direction"] += said.action == truth.action
-        if truth.count:
-            self.known["bag"] += 1
-            self.right["bag"] += said.bag == truth.bag
-            self.known["hat"] += 1
-            self.right["hat"] += said.hat == truth.hat
 
-    def print(self) -> None:
-        """The table."""
-        for kind in self.known:
-            print(f"| {kind} | {self.right[kind]}/{self.known[kind]} | {self.right[kind] / self.known[kind]:.1%} |")
-        worst = ", ".join(
-            f"{kind} {true} as {told} {times}" for (kind, true, told), times in self.confused.most_common(12)
-        )
-        print(f"confused: {worst or 'none'}", flush=True)
+    def row(self, kind: str) -> str:
+        """One line of a table, without its ends."""
+        return f"{self.right[kind]}/{self.known[kind]} | {self.right[kind] / max(1, self.known[kind]):.1%}"
+
+    def mistakes(self) -> str:
+        """What is taken for what most often."""
+        worst = (f"{kind} {true} as {told} {times}" for (kind, true, told), times in self.confused.most_common(12))
+        return ", ".join(worst) or "none"
 
 
 def run(options: argparse.Namespace) -> int:
@@ -121,13 +122,18 @@ def run(options: argparse.Namespace) -> int:
     reference = Reference(checkpoint, options.weights, served_dtype())
     on_scenes = options.part == "scenes"
     cases = scene_cases(options.count) if on_scenes else photograph_cases(options.data)
-    tally, began_s, done = Tally(), time.monotonic(), 0
+    clear, every = Tally(), Tally()
+    began_s, done = time.monotonic(), 0
     while together := list(itertools.islice(cases, _TOGETHER)):
         for case, said in zip(together, reference.answers([case.picture for case in together]), strict=True):
-            tally.add(case.truth, read_facts(said), whole=on_scenes)
+            clear.add(case.truth, read_facts(said), case.told - case.doubtful)
+            every.add(case.truth, read_facts(said), case.told)
             done += 1
             if done <= options.show:
                 print(f"{case.name}: {said}\n    truth: {case.truth}", flush=True)
     print(f"{done} pictures, {(time.monotonic() - began_s) / max(1, done):.2f} s each")
-    tally.print()
+    print("| fact | right where nobody doubts it | | with those in doubt | |")
+    for kind in (kind for kind in _KINDS if every.known[kind]):
+        print(f"| {kind} | {clear.row(kind)} | {every.row(kind)} |")
+    print(f"confused, where nobody doubts: {clear.mistakes()}", flush=True)
     return 0

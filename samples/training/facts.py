@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from samples.training.views import ACTIONS, SIDES, Person
+from samples.training.views import ACTIONS, SIDE_LIMITS, SIDES, Person
 
 DEFAULT_PROMPT = "Describe the people in this camera frame."
 PROMPTS = (
@@ -54,10 +54,7 @@ def clothes(person: Person) -> tuple[str, str]:
 
 def side(person: Person) -> str:
     """Where in the view the person is."""
-    left, middle, right = SIDES
-    if person.place < 0.36:
-        return left
-    return right if person.place > 0.64 else middle
+    return SIDES[sum(person.place > limit for limit in SIDE_LIMITS)]
 
 
 def phrases(people: Sequence[Person]) -> tuple[str, ...]:
@@ -84,23 +81,27 @@ def description(people: Sequence[Person]) -> str:
     return "".join(phrases(people))
 
 
-def answers(people: Sequence[Person]) -> dict[str, str]:
-    """Every question that a view of `people` can answer, with the true answer."""
-    many = _COUNTS[len(people)] if len(people) < len(_COUNTS) else "Many."
-    known = dict.fromkeys(PROMPTS, description(people))
-    known |= {"How many people are there?": many, "How many people?": many}
-    known["Is anybody there?"] = "Yes." if people else "No."
+def answers(people: Sequence[Person], unknown: Collection[str] = ()) -> dict[str, str]:
+    """Every question that a view of `people` can answer, with the true answer; `unknown` phrases answer none."""
+    known: dict[str, str] = {}
+    if not unknown:
+        known |= dict.fromkeys(PROMPTS, description(people))
+    if "count" not in unknown:
+        many = _COUNTS[len(people)] if len(people) < len(_COUNTS) else "Many."
+        known |= {"How many people are there?": many, "How many people?": many}
+        known["Is anybody there?"] = "Yes." if people else "No."
     if not people:
         return known
     first, look = people[0], people[0].seen.look
-    known["What is the person wearing?"] = f"{''.join(clothes(first)).strip().capitalize()}."
-    if first.shows_top:
+    if not {"top", "lower", "lower_kind"} & set(unknown):
+        known["What is the person wearing?"] = f"{''.join(clothes(first)).strip().capitalize()}."
+    if first.shows_top and "top" not in unknown:
         known["What colour is the top?"] = known["What colour is the jacket?"] = f"{look.top.capitalize()}."
-    if first.shows_lower:
+    if first.shows_lower and "lower" not in unknown:
         known["What colour are the trousers?"] = f"{look.lower.capitalize()}."
-    if first.shows_feet:
+    if first.shows_feet and "action" not in unknown:
         known["What is the person doing?"] = f"{first.seen.action.capitalize()}."
-    if not look.bag or first.shows_bag:
+    if (not look.bag or first.shows_bag) and "bag" not in unknown:
         known["Is the person carrying a bag?"] = f"Yes, {article(look.bag)} bag." if look.bag else "No."
     return known
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from samples.backdrops import Image
 from samples.figures import COLOUR_NAMES, COLOURS, random_appearance
 from samples.scenes import Seen
+from samples.training.framing import crop_region, fitted
 from samples.training.pictures import Boxes, Photograph, camera_like, read_labelled
-from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person, crop_region, fitted
+from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person
 
 _LEAST_BOX_PX = 60.0  # of a person's height, to be shown by itself
 _NEVER_KNOWN = frozenset({"action", "bag", "hat", "lower_kind"})  # what no rule can tell

@@ -6,6 +6,7 @@ core. A tile may be shown mirrored: left and right change places in what is said
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,55 +20,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samples.figures import COLOUR_NAMES, LOWER_KINDS
-from samples.training.facts import side
+from samples.training.framing import TILE_PX, WHOLE, crop_region, label_tiles, tiles_of
 from samples.training.photographed import Glimpse, glimpses
 from samples.training.pictures import Photograph, camera_like, random_scene
-from samples.training.views import (
-    ACTIONS,
+from samples.training.questions import (
     COUNTS,
+    FACINGS,
     NEAREST,
+    PATCHED,
     PATCHES,
-    SIDES,
-    TILE_PX,
+    UNKNOWN,
     Labels,
-    Person,
-    View,
-    crop_region,
-    label_tiles,
+    nearest_answers,
     patch_labels,
-    tiles_of,
-    view_of,
 )
+from samples.training.views import ACTIONS, SIDES, Person, View, view_of
 
 if TYPE_CHECKING:  # its language model needs the model server's environment
     from samples.training.codebook import Codebook
 
 PART_TILES = 256
 PART_PHOTOGRAPHS = 64
-WHOLE = 8  # the number of the tile that holds the whole picture
-UNKNOWN = -100
 _PART_SHARE = 0.3  # of the views of which a part is shown beside the whole
 _FRAME_SHARE = 0.2
 _LEAST_PART = 0.15  # of a photograph's tile that people's boxes cover, for a part of somebody to be in it
 _MIRRORED = np.array([ACTIONS.index(name) for name in ("standing", "walking right", "walking left", *ACTIONS[3:])])
+_IN_A_MIRROR = {"action": _MIRRORED, "facing": (5 - np.arange(FACINGS)) % FACINGS}  # those that are others there
 People = Sequence[Person] | None
-_NONE = len(COLOUR_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """Tiles (N, 256, 256, 3) of bytes with what they show.
 
-    `kinds` and `actions` (N, 256) of their patches, `counts` (N) of people, `nearest` (N, len(NEAREST)) of the nearest
-    person, UNKNOWN where nothing is asked.
+    `patches` (N, len(PATCHED), 256) about each patch, `counts` (N) of people, `nearest` (N, len(NEAREST)) about the
+    nearest person, UNKNOWN where nothing is asked.
     """
 
     images: Tensor
-    kinds: Tensor
-    actions: Tensor
+    patches: Tensor
     counts: Tensor
     nearest: Tensor
+
+    @property
+    def kinds(self) -> Tensor:
+        """What each patch shows, (N, 256); not 0 where it shows somebody."""
+        return self.patches[:, list(PATCHED).index("kind")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,46 +98,26 @@ def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: b
         yield view_of(scene, crop_region(rng, image, seen.box_px, 0.05), image, upright=True)
 
 
-def nearest_answers(people: Sequence[Person]) -> list[int]:
-    """What NEAREST asks about the first of `people`, UNKNOWN where it cannot be seen or nobody is there."""
-    if not people:
-        return [UNKNOWN] * len(NEAREST)
-    person, look = people[0], people[0].seen.look
-
-    def colour(name: str | None, shown: bool) -> int:
-        return COLOUR_NAMES.index(name) if name is not None and shown else _NONE
-
-    return [
-        SIDES.index(side(person)),
-        colour(look.top, person.shows_top),
-        colour(look.lower, person.shows_lower),
-        ACTIONS.index(person.seen.action) if person.shows_feet else UNKNOWN,
-        colour(look.bag, person.shows_bag),
-        colour(look.hat, person.shows_hat),
-        LOWER_KINDS.index(look.lower_kind) if person.shows_lower else UNKNOWN,
-    ]
-
-
 def mirrored_person(person: Person) -> Person:
     """The same person in a mirror."""
-    action = ACTIONS[_MIRRORED[ACTIONS.index(person.seen.action)]]
-    return replace(person, place=1.0 - person.place, seen=replace(person.seen, action=action))
+    seen = person.seen
+    yaw = None if seen.yaw is None else (math.pi - seen.yaw) % (2 * math.pi)
+    seen = replace(seen, action=ACTIONS[_MIRRORED[ACTIONS.index(seen.action)]], yaw=yaw)
+    return replace(person, place=1.0 - person.place, seen=seen)
 
 
 def labelled_tiles(view: View, chosen: list[int]) -> Tiles:
     """The tiles `chosen` (WHOLE: the whole picture) of a view."""
-    kinds, actions = patch_labels(label_tiles(view.classes)[chosen], label_tiles(view.owners)[chosen], view.people)
-    return _tiles(view, chosen, torch.from_numpy(kinds), torch.from_numpy(actions), nearest_answers(view.people))
+    return _tiles(view, chosen, torch.from_numpy(patch_labels(view, chosen)))
 
 
-def _tiles(shown: View | Glimpse, chosen: list[int], kinds: Tensor, actions: Tensor, nearest: list[int]) -> Tiles:
+def _tiles(shown: View | Glimpse, chosen: list[int], patches: Tensor) -> Tiles:
     """The tiles `chosen`; how many people there are, and what the nearest is like, is asked of the whole alone."""
-    count = min(len(shown.people), COUNTS - 1)
-    unasked = [UNKNOWN] * len(NEAREST)
+    count = UNKNOWN if "count" in shown.unknown else min(len(shown.people), COUNTS - 1)
+    nearest, unasked = nearest_answers(shown.people, shown.unknown), [UNKNOWN] * len(NEAREST)
     return Tiles(
         torch.from_numpy(tiles_of(shown.picture)[chosen]),
-        kinds,
-        actions,
+        patches,
         torch.tensor([count if tile == WHOLE else UNKNOWN for tile in chosen]),
         torch.tensor([nearest if tile == WHOLE else unasked for tile in chosen]),
     )
@@ -147,16 +125,16 @@ def _tiles(shown: View | Glimpse, chosen: list[int], kinds: Tensor, actions: Ten
 
 def told_of(view: View, tiles: Tiles, chosen: list[int]) -> list[Told]:
     """Whom each of the `tiles` of a view should tell of: a part of the picture of nobody, or it is just a part."""
-    parts = [None if bool(kinds.any()) else () for kinds in tiles.kinds]
-    return [Told(view.people if tile == WHOLE else part) for tile, part in zip(chosen, parts, strict=True)]
+    parts = [Told(None if bool(kinds.any()) else ()) for kinds in tiles.kinds]
+    whole = Told(view.people, view.unknown)
+    return [whole if tile == WHOLE else part for tile, part in zip(chosen, parts, strict=True)]
 
 
 def joined(parts: Sequence[Tiles]) -> Tiles:
     """All tiles of all parts."""
     return Tiles(
         torch.cat([part.images for part in parts]),
-        torch.cat([part.kinds for part in parts]),
-        torch.cat([part.actions for part in parts]),
+        torch.cat([part.patches for part in parts]),
         torch.cat([part.counts for part in parts]),
         torch.cat([part.nearest for part in parts]),
     )
@@ -191,10 +169,13 @@ def _cut(seed: tuple[int, ...], photographs: Sequence[Photograph]) -> tuple[Tile
             clear = np.flatnonzero((covers == 0) | (covers > _LEAST_PART))
             rng.shuffle(clear)
             chosen = [*clear[: int(rng.random() < _PART_SHARE)].tolist(), WHOLE]
-            parts.append(_glimpsed_tiles(glimpse, chosen))
+            nothing = torch.full((len(chosen), len(PATCHED), PATCHES**2), UNKNOWN)
+            parts.append(_tiles(glimpse, chosen, nothing))
             for tile in chosen[:-1]:
                 told.append(Told(None if covers[tile] else ()))
             told.append(Told(glimpse.people, glimpse.unknown))
+    if not parts:
+        raise ValueError(f"nobody is large enough to be shown in {len(photographs)} photographs: leave them out")
     return joined(parts), told
 
 
@@ -205,16 +186,6 @@ def _alone(seed: tuple[int, ...]) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def _glimpsed_tiles(glimpse: Glimpse, chosen: list[int]) -> Tiles:
-    """As `labelled_tiles`: of a photograph's patches nothing is known."""
-    unasked = torch.full((len(chosen), PATCHES**2), UNKNOWN)
-    nearest = nearest_answers(glimpse.people)
-    for question, name in enumerate(NEAREST):
-        if name in glimpse.unknown:
-            nearest[question] = UNKNOWN
-    return _tiles(glimpse, chosen, unasked, unasked, nearest)
-
-
 def _write(path: Path, tiles: Tiles, told: list[Told], codebook: Codebook) -> None:
     """Write one part; a kill in between leaves nothing."""
     working = path.with_suffix(f".tmp{path.suffix}")
@@ -222,8 +193,7 @@ def _write(path: Path, tiles: Tiles, told: list[Told], codebook: Codebook) -> No
     np.savez(
         working,
         images=tiles.images.numpy(),
-        kinds=tiles.kinds.numpy().astype(np.int8),
-        actions=tiles.actions.numpy().astype(np.int8),
+        patches=tiles.patches.numpy().astype(np.int8),
         counts=tiles.counts.numpy().astype(np.int8),
         nearest=tiles.nearest.numpy().astype(np.int8),
         rows=torch.stack([rows_of(codebook, each) for each in told]).numpy().astype(np.int16),
@@ -241,7 +211,7 @@ class Pool:
         def column(name: str) -> NDArray[np.generic]:
             return np.concatenate([part[name] for part in loaded])
 
-        self.images, self.kinds, self.actions = column("images"), column("kinds"), column("actions")
+        self.images, self.patches = column("images"), column("patches")
         self.counts, self.nearest = column("counts"), column("nearest")
         self.rows = np.stack([column("rows"), column("mirrored_rows")], 1)
 
@@ -260,26 +230,27 @@ class Pool:
             whole = values.reshape(count, *shape)
             return np.where(flipped.reshape(-1, *[1] * len(shape)), whole[:, :, ::-1], whole)
 
-        actions = self.actions[chosen].astype(np.int64)
-        actions[flipped] = _swapped(actions[flipped])
+        answers = self.patches[chosen].astype(np.int64)
+        for question, name in enumerate(PATCHED):
+            if name in _IN_A_MIRROR:
+                answers[flipped, question] = _swapped(answers[flipped, question], _IN_A_MIRROR[name])
         nearest = self.nearest[chosen].astype(np.int64)
         place, action = (list(NEAREST).index(name) for name in ("place", "action"))
         known = flipped & (nearest[:, place] >= 0)
         nearest[known, place] = len(SIDES) - 1 - nearest[known, place]
-        nearest[flipped, action] = _swapped(nearest[flipped, action])
-        patches = (PATCHES, PATCHES)
+        nearest[flipped, action] = _swapped(nearest[flipped, action], _MIRRORED)
+        of_patches = turned(answers.swapaxes(1, 2), (PATCHES, PATCHES, len(PATCHED)))
         tiles = Tiles(
             torch.from_numpy(np.ascontiguousarray(turned(self.images[chosen], (TILE_PX, TILE_PX, 3)))),
-            torch.from_numpy(turned(self.kinds[chosen].astype(np.int64), patches).reshape(count, -1)),
-            torch.from_numpy(turned(actions, patches).reshape(count, -1)),
+            torch.from_numpy(of_patches.reshape(count, PATCHES**2, len(PATCHED)).swapaxes(1, 2)),
             torch.from_numpy(self.counts[chosen].astype(np.int64)),
             torch.from_numpy(nearest),
         )
         return tiles, torch.from_numpy(self.rows[chosen, flipped.astype(np.int64)].astype(np.int64))
 
 
-def _swapped(actions: Labels) -> Labels:
-    return np.where(actions >= 0, _MIRRORED[np.maximum(actions, 0)], actions)
+def _swapped(answers: Labels, mirrored: Labels) -> Labels:
+    return np.where(answers >= 0, mirrored[np.maximum(answers, 0)], answers)
 
 
 def rows_of(codebook: Codebook, told: Told) -> Tensor:
@@ -300,8 +271,9 @@ def drawn(
 def cut(
     folder: Path, seed: int, photographs: Sequence[Photograph], codebook: Codebook, *, processes: int
 ) -> list[Path]:
-    """As `drawn`, out of the photographs in which there is somebody."""
-    chunks = [photographs[first : first + PART_PHOTOGRAPHS] for first in range(0, len(photographs), PART_PHOTOGRAPHS)]
+    """As `drawn`, out of the photographs in which there is somebody; each part has some of every kind."""
+    count = -(-len(photographs) // PART_PHOTOGRAPHS)
+    chunks = [photographs[first::count] for first in range(count)]
     parts = [folder / f"photographs-{seed}-{number:04d}.npz" for number in range(len(chunks))]
     jobs = [((seed, 78, number), chunk) for number, chunk in enumerate(chunks)]
     _made(parts, _cut, jobs, codebook, processes)

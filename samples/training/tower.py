@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Idefics3Config
 from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Idefics3VisionTransformer
 
-from samples.training.views import ACTIONS, CLASSES, COUNTS, NEAREST
+from samples.training.questions import COUNTS, NEAREST, PATCHED
 
 _SERVED = ("vision_model.", "connector.")
 LOOKING_LAYERS = 6  # that find out what there is to see; those after them carry it to where it must be said
@@ -26,8 +26,7 @@ class Tower(nn.Module):
         self.connector: Any = Idefics3Connector(config)
         width = config.vision_config.hidden_size
         self.norm = nn.LayerNorm(width, eps=config.vision_config.layer_norm_eps)  # before the heads
-        self.classes = nn.Linear(width, CLASSES)
-        self.actions = nn.Linear(width, len(ACTIONS))
+        self.patches = nn.Linear(width, sum(PATCHED.values()))
         self.counts = nn.Linear(width, COUNTS)
         self.attention = nn.Linear(width, len(NEAREST))  # to the patches that show it: a bag's are not a hat's
         self.answers = nn.Linear(width, sum(NEAREST.values()))
@@ -82,6 +81,10 @@ class Tower(nn.Module):
         model = self.vision_model
         parts = (model.encoder.layers[LOOKING_LAYERS:], model.post_layernorm, self.connector)
         return [parameter for part in parts for parameter in part.parameters()]
+
+    def patched(self, features: Tensor) -> tuple[Tensor, ...]:
+        """About every patch: each of PATCHED (N, P, answers), from what is seen, normed (N, P, width)."""
+        return torch.split(self.patches(features), list(PATCHED.values()), dim=-1)
 
     def count(self, features: Tensor) -> Tensor:
         """How many people, (N, COUNTS) from what is seen, normed (N, P, width)."""

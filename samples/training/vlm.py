@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from samples import vlm
 from samples.training import facts
 from samples.training.codebook import OPEN, Codebook, imagined
+from samples.training.framing import WHOLE
 from samples.training.language import Language, Layout, thinned
 from samples.training.pictures import Photograph, is_held_out, read_photographs, without_people
 from samples.training.pool import (
-    UNKNOWN,
-    WHOLE,
     Pool,
     Tiles,
     cut,
@@ -44,18 +43,24 @@ from samples.training.pool import (
     rows_of,
     told_of,
 )
+from samples.training.questions import NEAREST, PATCHED, UNKNOWN
 from samples.training.slices import STOPPED, add_slice_options, run_slice
 from samples.training.tower import Tower, make_tower
-from samples.training.views import CLASSES
 
 TILES_A_STEP = {"look": 32, "spell": 32, "see": 32}
 PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach little
 BATCH = 4  # answers a step
 PHOTOGRAPHED = 2  # tiles of photographs in a share of a step's, where there are any
-_BACKGROUND_WEIGHT = 0.15
+# What is there in most patches counts less: of the background, of those who are nobody, of no crown.
+_COMMON_WEIGHTS = {"kind": 0.15, "role": 0.15, "crown": 0.05}
+# What is wrong most often, counted by what it costs a user: clothes were learnt long before the rest.
+_NEAREST_WEIGHTS = {"action": 2.0, "bag": 2.0, "hat": 2.0, "lower_kind": 0.5}
 STAGES = ("words", "look", "spell", "see", "tell")
 # The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
-_SHARES = {"patch": 1.0, "action": 0.5, "count": 0.5, "nearest": 2.0, "code": 0.25, "distance": 3.0}
+_SHARES = {
+    "kind": 1.0, "action": 0.5, "facing": 0.5, "role": 0.5, "crown": 0.5,
+    "count": 0.5, "nearest": 2.0, "code": 0.25, "distance": 3.0,
+}  # fmt: skip
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
 _LEAST_WEIGHT = 0.1  # of a place whose code never changes; the others weigh as much as they tell, in nats
 _SHARPNESS = 8.0  # of the choice between codes
@@ -69,8 +74,9 @@ class Teacher:
         self.language = Language(checkpoint, torch.bfloat16 if bfloat16 else torch.float32)
         self.bfloat16 = bfloat16
         self.codebook = Codebook(self.language)
-        self.weights = torch.ones(CLASSES)
-        self.weights[0] = _BACKGROUND_WEIGHT
+        self.patch_weights = {question: torch.ones(answers) for question, answers in PATCHED.items()}
+        for question, weight in _COMMON_WEIGHTS.items():
+            self.patch_weights[question][0] = weight
 
     def products(self) -> AbstractContextManager[None]:
         """Inside, the tower's large products are taken in bfloat16, where that was asked for; never its losses."""
@@ -125,23 +131,23 @@ class Teacher:
         What each patch shows, what its person does, how many people there are, and what the nearest one is like.
         """
         features = tower.norm(seen.float())
-        kinds = tiles.kinds if kept is None else tiles.kinds.gather(1, kept)
-        actions = tiles.actions if kept is None else tiles.actions.gather(1, kept)
-        of_kinds = nn.functional.cross_entropy(tower.classes(features).flatten(0, 1), kinds.flatten(), self.weights)
-        losses = {"patch": of_kinds}
-        if bool((actions >= 0).any()):
-            said = tower.actions(features).flatten(0, 1)
-            losses["action"] = nn.functional.cross_entropy(said, actions.flatten(), ignore_index=UNKNOWN)
+        losses: dict[str, Tensor] = {}
+        for (question, weights), said, true in zip(
+            self.patch_weights.items(), tower.patched(features), tiles.patches.unbind(1), strict=True
+        ):
+            asked = (true if kept is None else true.gather(1, kept)).flatten()
+            if bool((asked >= 0).any()):
+                losses[question] = nn.functional.cross_entropy(said.flatten(0, 1), asked, weights, ignore_index=UNKNOWN)
         if bool((tiles.counts >= 0).any()):
             losses["count"] = nn.functional.cross_entropy(tower.count(features), tiles.counts, ignore_index=UNKNOWN)
         if bool((tiles.nearest >= 0).any()):
-            asked = zip(tower.nearest(features), tiles.nearest.unbind(1), strict=True)
-            each = [
-                nn.functional.cross_entropy(said, true, ignore_index=UNKNOWN)
-                for said, true in asked
-                if bool((true >= 0).any())
-            ]
-            losses["nearest"] = torch.stack(each).mean()
+            each: list[Tensor] = []
+            shares: list[float] = []
+            for question, said, true in zip(NEAREST, tower.nearest(features), tiles.nearest.unbind(1), strict=True):
+                if bool((true >= 0).any()):
+                    shares.append(_NEAREST_WEIGHTS.get(question, 1.0))
+                    each.append(shares[-1] * nn.functional.cross_entropy(said, true, ignore_index=UNKNOWN))
+            losses["nearest"] = torch.stack(each).sum() / sum(shares)
         return losses
 
     def coding(self, rows: Tensor, outputs: Tensor) -> dict[str, Tensor]:
@@ -172,7 +178,7 @@ class Teacher:
         replies: list[str] = []
         while len(parts) < size:
             for view in random_views(rng, backgrounds, frames=frames):
-                reply = facts.answers(view.people).get(prompt)
+                reply = facts.answers(view.people, view.unknown).get(prompt)
                 if reply is not None and len(parts) < size:
                     parts.append(labelled_tiles(view, tiles_used))
                     rows += [rows_of(self.codebook, told) for told in told_of(view, parts[-1], tiles_used)]
@@ -193,9 +199,10 @@ class Teacher:
         }
 
 
-def looked_at(kinds: Tensor, count: int) -> Tensor:
+def looked_at(tiles: Tiles, count: int) -> Tensor:
     """Which `count` patches (N, count) of each tile to look at: those of people first, then any; in order."""
-    chosen = ((kinds > 0).float() + torch.rand(kinds.shape)).topk(count, dim=1).indices
+    peopled = (tiles.kinds > 0) | (tiles.patches[:, list(PATCHED).index("crown")] > 0)
+    chosen = (peopled.float() + torch.rand(peopled.shape)).topk(count, dim=1).indices
     return chosen.sort(1).values
 
 
@@ -327,7 +334,7 @@ class Trainer:
 
         batches = [self._batch(rng, TILES_A_STEP[stage] // cores) for _ in range(cores)]
         # Drawn before the threads start, for between them the order would be chance.
-        kept = [looked_at(tiles.kinds, PATCHES_LOOKED_AT) if stage == "look" else None for tiles, _ in batches]
+        kept = [looked_at(tiles, PATCHES_LOOKED_AT) if stage == "look" else None for tiles, _ in batches]
         shares = list(self.workers.map(learnt, *zip(*batches, strict=True), kept))
         for parameter, *gradients in zip(parameters, *(gradients for _, gradients in shares), strict=True):
             known = [gradient for gradient in gradients if gradient is not None]

@@ -18,9 +18,10 @@ from samples import vlm
 from samples.figures import LOWER_KINDS
 from samples.training.codebook import OPEN, WIDTHS, Codebook, imagined
 from samples.training.facts import DEFAULT_PROMPT, description
+from samples.training.framing import tiles_of
 from samples.training.language import Language, thinned
 from samples.training.tower import LOOKING_LAYERS, make_tower
-from samples.training.views import Person, tiles_of
+from samples.training.views import Person
 from samples.training.vlm import Trainer
 
 ANSWER = "One person in a red top and blue trousers, walking left."

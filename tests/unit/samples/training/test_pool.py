@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,13 @@ from samples.figures import LOWER_KINDS
 from samples.training import pool
 from samples.training.facts import description
 from samples.training.pictures import Photograph, random_scene
-from samples.training.views import ACTIONS, NEAREST, SIDES, Person, View
+from samples.training.questions import NEAREST, PATCHED, UNKNOWN, nearest_answers
+from samples.training.views import ACTIONS, SIDES, Person, View
+
+FACING = list(PATCHED).index("facing")
+# Eighths of a turn from half a right angle above the right on: 0 and 1 face right, 2 and 3 the camera, 4 and 5 left.
+FACED_IN_A_MIRROR = np.full(256, UNKNOWN)
+FACED_IN_A_MIRROR[:8] = [5, 4, 3, 2, 1, 0, 7, 6]
 
 
 class SpeltOut:
@@ -44,13 +51,16 @@ def view() -> View:
 
 def test_the_nearest_person_is_told_in_numbers(view: View) -> None:
     (person, *_others) = view.people
-    told = dict(zip(NEAREST, pool.nearest_answers(view.people), strict=True))
+    told = dict(zip(NEAREST, nearest_answers(view.people), strict=True))
     assert ACTIONS[told["action"]] == "walking left"
     assert SIDES[told["place"]] in SIDES
     assert LOWER_KINDS[told["lower_kind"]] == person.seen.look.lower_kind
     assert (told["bag"] < NEAREST["bag"] - 1) == (person.seen.look.bag is not None and person.shows_bag)
     assert all(0 <= told[name] < count for name, count in NEAREST.items())
-    assert pool.nearest_answers(()) == [pool.UNKNOWN] * len(NEAREST)
+    assert nearest_answers(view.people, {"bag"}) == [
+        UNKNOWN if name == "bag" else answer for name, answer in told.items()
+    ]
+    assert nearest_answers(()) == [UNKNOWN] * len(NEAREST)
 
 
 def test_in_a_mirror_left_is_right(view: View) -> None:
@@ -58,7 +68,11 @@ def test_in_a_mirror_left_is_right(view: View) -> None:
     mirrored = pool.mirrored_person(person)
     assert mirrored.seen.action == "walking right"
     assert mirrored.place == pytest.approx(1 - person.place)
-    assert pool.mirrored_person(mirrored).seen == person.seen
+    assert mirrored.seen.yaw is not None
+    assert person.seen.yaw is not None
+    assert math.cos(mirrored.seen.yaw) == pytest.approx(-math.cos(person.seen.yaw))
+    assert math.sin(mirrored.seen.yaw) == pytest.approx(math.sin(person.seen.yaw))
+    assert pool.mirrored_person(mirrored).seen.action == person.seen.action
     assert [pool.mirrored_person(_doing(person, action)).seen.action for action in ACTIONS] == [
         "standing",
         "walking right",
@@ -90,10 +104,12 @@ def test_a_pool_is_drawn_once_and_gives_tiles_both_ways_round(tmp_path: Path, mo
         batch, rows = tiles.batch(rng, 4)
         for index, mirrored in enumerate((False, True, False, True)):
             image, kinds = batch.images[index].numpy(), batch.kinds[index].reshape(16, 16).numpy()
+            facings = batch.patches[index, FACING].reshape(16, 16).numpy()
             plain = image[:, ::-1] if mirrored else image
             (at,) = [number for number in range(len(tiles)) if np.array_equal(plain, tiles.images[number])]
-            stored = tiles.kinds[at].reshape(16, 16)
+            stored, faced = (tiles.patches[at, question].reshape(16, 16) for question in (0, FACING))
             assert np.array_equal(kinds, stored[:, ::-1] if mirrored else stored)
+            assert np.array_equal(facings, FACED_IN_A_MIRROR[faced[:, ::-1]] if mirrored else faced)
             assert np.array_equal(rows[index].numpy(), tiles.rows[at, int(mirrored)])
             shown.add(at)
     assert len(shown) > 6
@@ -112,13 +128,12 @@ def test_photographs_tell_only_what_is_known(tmp_path: Path, monkeypatch: pytest
     parts = pool.cut(tmp_path / "pool", 3, photographs, codebook, processes=1)
     assert [part.name for part in parts] == ["photographs-3-0000.npz"]
     tiles = pool.Pool(parts)
-    assert (tiles.kinds == pool.UNKNOWN).all()
-    assert (tiles.actions == pool.UNKNOWN).all()
-    wholes = tiles.counts != pool.UNKNOWN
+    assert (tiles.patches == UNKNOWN).all()
+    wholes = tiles.counts != UNKNOWN
     assert wholes.sum() >= 4
     assert (tiles.counts[wholes] >= 1).all()
     for name in ("action", "bag", "hat", "lower_kind"):
-        assert (tiles.nearest[:, list(NEAREST).index(name)] == pool.UNKNOWN).all()
+        assert (tiles.nearest[:, list(NEAREST).index(name)] == UNKNOWN).all()
     assert (tiles.nearest[wholes, list(NEAREST).index("place")] >= 0).all()
     opened = (tiles.rows == -100).sum(-1)
     assert (opened[wholes] >= 40).all()

@@ -1,18 +1,19 @@
+"""What a view of a generated scene shows, and what of it is in doubt."""
+
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pipeline.config import DescribeConfig
-from pipeline.describe import crop_view
-from pipeline.describe import surroundings as product_surroundings
 from samples import backdrops
-from samples.figures import Part, random_appearance
+from samples.figures import random_appearance
 from samples.scenes import Placed, Scene, compose
 from samples.skeleton import Pose
 from samples.training import views
+from samples.training.framing import surroundings
 
 
 def a_scene(count: int = 1) -> Scene:
@@ -25,39 +26,10 @@ def a_scene(count: int = 1) -> Scene:
     return compose(place, people)
 
 
-@pytest.mark.parametrize(
-    "box",
-    [
-        pytest.param((300, 100, 380, 300), id="in the middle"),
-        pytest.param((0, 40, 60, 200), id="at the left border"),
-        pytest.param((560, 200, 640, 360), id="in the lower right corner"),
-        pytest.param((100, 0, 400, 360), id="as high as the frame"),
-        pytest.param((0, 0, 640, 360), id="the whole frame"),
-        pytest.param((200, 150, 420, 200), id="lying down"),
-        pytest.param((10, 10, 12, 14), id="tiny"),
-    ],
-)
-def test_the_crop_is_the_product_s(box: tuple[int, int, int, int]) -> None:
-    config = DescribeConfig()
-    aspect = config.picture_width_px / config.picture_height_px
-    expected = product_surroundings(box, 640, 360, config.crop_margin, aspect)
-    assert views.surroundings(box, 640, 360) == pytest.approx(expected, abs=1)
-    image = np.random.default_rng(0).integers(0, 255, (360, 640, 3), np.uint8)
-    assert views.tight_crop(image, box).shape == crop_view(image, box, config).shape
-    difference = np.abs(views.tight_crop(image, box).astype(int) - crop_view(image, box, config))
-    assert difference.mean() < 3
-
-
-def test_the_patch_classes_have_names_and_numbers_that_agree() -> None:
-    assert views.name_of(0) == ("background", None)
-    assert views.name_of(views.class_of(Part.LOWER, "blue")) == ("lower", "blue")
-    assert len({views.name_of(number) for number in range(views.CLASSES)}) == views.CLASSES
-
-
 def test_a_view_tells_of_its_person() -> None:
     scene = a_scene()
     box = scene.seen[0].box_px
-    region = views.surroundings(box, 640, 360)
+    region = surroundings(box, 640, 360)
     view = views.view_of(scene, region, upright=True)
     assert view.picture.shape == (1024, 512, 3)
     (person,) = view.people
@@ -88,42 +60,42 @@ def test_a_view_without_legs_does_not_show_them() -> None:
     assert not view.people[0].shows_feet
 
 
-def test_who_shows_no_feet_is_not_asked_what_it_does() -> None:
-    scene = a_scene()
-    x1, y1, x2, y2 = scene.seen[0].box_px
-    view = views.view_of(scene, (x1, y1, x2, y1 + int(0.8 * (y2 - y1))), upright=True)
-    assert view.people[0].shows_lower
-    assert not view.people[0].shows_feet
-    _kinds, actions = views.patch_labels(views.label_tiles(view.classes), views.label_tiles(view.owners), view.people)
-    assert (actions == -100).all()
+def beside(height_px: float, x_px: float = 430.0) -> Scene:
+    """Somebody 200 px tall, and somebody else."""
+    looks = [random_appearance(np.random.default_rng(seed)) for seed in (3, 4)]
+    people = [Placed(looks[0], Pose(math.pi, 1.0), 200.0, 330.0, 200.0)]
+    people.append(Placed(looks[1], Pose(0.0, 1.0), x_px, 325.0, height_px))
+    return compose(backdrops.drawn(np.random.default_rng(5), 640, 360, "yard"), people)
 
 
-@pytest.mark.parametrize("shape", [(1024, 512), (512, 1024)], ids=["crop", "frame"])
-def test_tiles_are_cut_row_by_row_and_end_with_the_whole(shape: tuple[int, int]) -> None:
-    picture = np.zeros((*shape, 3), np.uint8)
-    columns = shape[1] // 256
-    for tile in range(8):
-        row, column = divmod(tile, columns)
-        picture[row * 256 : (row + 1) * 256, column * 256 : (column + 1) * 256] = 20 * tile
-    tiles = views.tiles_of(picture)
-    assert tiles.shape == (9, 256, 256, 3)
-    assert [int(tile.mean()) for tile in tiles[:8]] == [20 * tile for tile in range(8)]
-    assert tiles[8].mean() == pytest.approx(70, abs=1)
-    labels = views.label_tiles(picture[..., 0])
-    assert (labels[:8] == tiles[:8, ..., 0]).all()
+@pytest.mark.parametrize(
+    ("scene", "region", "doubted"),
+    [
+        pytest.param(beside(100.0), (0, 0, 640, 360), set(), id="all is plain"),
+        pytest.param(
+            beside(192.0),
+            (0, 0, 640, 360),
+            {"place", "top", "lower", "lower_kind", "action", "bag", "hat"},
+            id="two equally tall",
+        ),
+        pytest.param(beside(100.0), (0, 0, 425, 360), {"count", "place"}, id="a third of somebody"),
+        pytest.param(beside(100.0), (0, 0, 640, 321), {"action"}, id="feet nearly cut off"),
+    ],
+)
+def test_what_is_a_matter_of_a_limit_is_in_doubt(
+    scene: Scene, region: tuple[int, int, int, int], doubted: set[str]
+) -> None:
+    view = views.view_of(scene, region, upright=True)
+    assert view.unknown == doubted
+    assert bool(view.doubtful) == ("count" in doubted)
 
 
-def test_patch_labels_follow_the_pixels() -> None:
-    scene = a_scene()
-    view = views.view_of(scene, views.surroundings(scene.seen[0].box_px, 640, 360), upright=True)
-    classes = views.label_tiles(view.classes)
-    kinds, actions = views.patch_labels(classes, views.label_tiles(view.owners), view.people)
-    assert kinds.shape == actions.shape == (9, 256)
-    look = scene.seen[0].look
-    present = {views.name_of(int(kind)) for kind in np.unique(kinds)}
-    assert ("top", look.top) in present
-    assert ("lower", look.lower) in present
-    empty = (classes.reshape(9, 16, 16, 16, 16) == 0).all((2, 4)).reshape(9, 256)
-    assert (kinds[empty] == 0).all()
-    assert (actions[empty] == -100).all()
-    assert set(np.unique(actions[kinds > 0])) == {views.ACTIONS.index("walking left")}
+@pytest.mark.parametrize(("shade", "doubted"), [(0.1, True), (0.3, False)])
+def test_a_bag_in_the_shade_of_what_it_is_worn_on_is_in_doubt(shade: float, doubted: bool) -> None:
+    look = random_appearance(np.random.default_rng(3))
+    look = replace(look, bag="grey", bag_kind="handbag", lower_rgb=(0.4, 0.4, 0.4), bag_rgb=(0.4 + shade, 0.4, 0.4))
+    place = backdrops.drawn(np.random.default_rng(5), 640, 360, "yard")
+    scene = compose(place, [Placed(look, Pose(math.pi, 1.0), 300.0, 330.0, 200.0)])
+    view = views.view_of(scene, (0, 0, 640, 360), upright=False)
+    assert view.people[0].shows_bag
+    assert ("bag" in view.unknown) == doubted
