@@ -1,7 +1,8 @@
 """Photographs to train the sample VLM on: what can be told of their people without an eye that looks at each.
 
 Boxes give how many people there are and where; the colours of their clothes are read off the pixels, where most of
-these agree. What nobody can know that way stays open: it is not taught.
+these agree. What they do stays open: it is not taught. Nor does anybody know who has a bag or a hat: of these, silence
+is taught, for one that is left out is no untruth, and one that is made up is.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from samples.figures import COLOUR_NAMES, COLOURS, random_appearance
 from samples.scenes import Seen
 from samples.training.framing import crop_region, fitted
 from samples.training.pictures import Boxes, Photograph, camera_like, read_labelled
-from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person
+from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person, doubts, is_doubtful
 
 _LEAST_BOX_PX = 60.0  # of a person's height, to be shown by itself
-_NEVER_KNOWN = frozenset({"action", "bag", "hat", "lower_kind"})  # what no rule can tell
+_NEVER_KNOWN = frozenset({"action", "lower_kind"})  # what no rule can tell
 _AGREEING = 0.55  # share of the pixels
 _SPREAD = np.array([0.05, 0.25, 0.2])  # of hue, saturation and value outside a colour's range: as much as one step
 _TINGED = 0.1  # the same for the saturation of grey and white: a tinge makes a colour of them
@@ -128,13 +129,15 @@ def _glimpse(
     size = inside[:, 2:] - inside[:, :2]
     visible = size.prod(1) / np.maximum(1.0, (boxes[:, 2:] - boxes[:, :2]).prod(1))
     tall = size[:, 1] / (lower - upper)
-    counted = [int(i) for i in np.argsort(-tall) if visible[i] >= LEAST_VISIBLE and tall[i] >= LEAST_HEIGHT]
-    people, unknown = [], _NEVER_KNOWN
+    shown_at_all = np.minimum(visible / LEAST_VISIBLE, tall / LEAST_HEIGHT)
+    counted = [int(index) for index in np.argsort(-tall) if shown_at_all[index] >= 1]
+    doubtful = {index: float(tall[index]) for index in range(len(boxes)) if is_doubtful(shown_at_all[index])}
+    people, unsure = [], _NEVER_KNOWN
     for number, index in enumerate(counted):
         look = replace(random_appearance(rng), lower_kind="trousers", bag=None, hat=None)
         if number == 0:
             top, bottom = clothes_of(image, boxes, index)
-            unknown |= {name for name, colour in (("top", top), ("lower", bottom)) if colour is None}
+            unsure |= {name for name, colour in (("top", top), ("lower", bottom)) if colour is None}
             look = replace(look, top=top or look.top, lower=bottom or look.lower)
         x1, y1, x2, y2 = (int(value) for value in boxes[index])
         seen = Seen(look, "standing", (x1, y1, x2, y2), float(visible[index]), index, float(y2 - y1), float(y2))
@@ -143,6 +146,6 @@ def _glimpse(
     return Glimpse(
         fitted(shown[window], upright=upright),
         tuple(people),
-        unknown if people else frozenset(),
+        doubts(people, doubtful, unsure),
         fitted(taken[window], upright=upright, labels=True),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,7 +77,7 @@ def view_of(scene: Scene, region: tuple[int, int, int, int], image: Image | None
             continue
         tall = float((rows[-1] - rows[0] + 1) / (y2 - y1))
         shown = min(np.count_nonzero(mine) / (LEAST_VISIBLE * whole), tall / LEAST_HEIGHT)
-        if _is_doubtful(shown):
+        if is_doubtful(shown):
             heights[seen.index] = tall
         if shown < 1:
             continue
@@ -98,35 +98,41 @@ def view_of(scene: Scene, region: tuple[int, int, int, int], image: Image | None
             )
         )
     people.sort(key=lambda person: -person.height)
-    unknown: frozenset[str] = frozenset()
-    if people:
-        first = people[0].seen.index
-        rivals = [*(person.height for person in people[1:]), *(heights[index] for index in heights if index != first)]
-        is_nearest = first not in heights and max(rivals, default=0.0) < _EQUALLY_TALL * people[0].height
-        unknown = unsure[first] if is_nearest else OF_THE_NEAREST
-        if len(people) > 1 and min(abs(people[0].place - limit) for limit in SIDE_LIMITS) < _SIDE_DOUBT:
-            unknown |= {"place"}
-    elif heights:
-        unknown = OF_THE_NEAREST
-    if heights:
-        unknown |= {"count", "place"}
+    unknown = doubts(people, heights, unsure[people[0].seen.index] if people else frozenset())
     return View(picture, kinds, owners, tuple(people), unknown, frozenset(heights))
 
 
-def _is_doubtful(share: float) -> bool:
+def doubts(people: Sequence[Person], doubtful: Mapping[int, float], of_the_first: frozenset[str]) -> frozenset[str]:
+    """The phrases about `people`, the nearest first, that nobody could tell for sure.
+
+    `doubtful` holds the heights of those who are counted, or not, for hardly any reason, by their indices.
+    """
+    unknown = frozenset({"count", "place"} if doubtful else ())
+    if not people:
+        return unknown | OF_THE_NEAREST if doubtful else unknown
+    nearest = people[0]
+    rivals = [person.height for person in people[1:]]
+    rivals += [height for index, height in doubtful.items() if index != nearest.seen.index]
+    if nearest.seen.index in doubtful or max(rivals, default=0.0) >= _EQUALLY_TALL * nearest.height:
+        return unknown | OF_THE_NEAREST
+    at_a_limit = min(abs(nearest.place - limit) for limit in SIDE_LIMITS) < _SIDE_DOUBT
+    return unknown | of_the_first | ({"place"} if len(people) > 1 and at_a_limit else frozenset())
+
+
+def is_doubtful(share: float) -> bool:
     """Whether nobody could tell on which side of its limit something is that has this share of it."""
     return 1 / _DOUBTFUL < share < _DOUBTFUL
 
 
 def _unsure(look: Appearance, shares: NDArray[np.float64], cut: float) -> Iterator[str]:
     """The phrases about somebody that nobody could tell for sure; parts and cut are given as shares of their limits."""
-    if _is_doubtful(shares[Part.TOP]):
+    if is_doubtful(shares[Part.TOP]):
         yield from ("top", "lower", "lower_kind")  # the word between the two goes with them
-    if _is_doubtful(shares[Part.LOWER]):
+    if is_doubtful(shares[Part.LOWER]):
         yield from ("lower", "lower_kind")
         if shares[Part.TOP] < 1:
             yield "top"  # or all clothes are hidden
-    if _is_doubtful(cut):
+    if is_doubtful(cut):
         yield "action"
     behind = look.top_rgb if look.bag_kind == "backpack" else look.lower_rgb
     for name, part, rgb, ground in (
@@ -134,5 +140,5 @@ def _unsure(look: Appearance, shares: NDArray[np.float64], cut: float) -> Iterat
         ("hat", Part.HAT, look.hat_rgb, look.hair_rgb),
     ):
         blends = max(abs(ours - theirs) for ours, theirs in zip(rgb, ground, strict=True)) < _LEAST_CONTRAST
-        if _is_doubtful(shares[part]) or (blends and shares[part] >= 1):
+        if is_doubtful(shares[part]) or (blends and shares[part] >= 1):
             yield name

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from samples import vlm
 from samples.training import facts
-from samples.training.codebook import OPEN, Codebook, imagined
+from samples.training.codebook import OPEN, WIDTHS, Codebook, imagined
 from samples.training.framing import WHOLE
 from samples.training.language import Language, Layout, thinned
 from samples.training.pictures import Photograph, is_held_out, read_photographs, without_people
@@ -53,8 +53,9 @@ BATCH = 4  # answers a step
 PHOTOGRAPHED = 2  # tiles of photographs in a share of a step's, where there are any
 # What is there in most patches counts less: of the background, of those who are nobody, of no crown.
 _COMMON_WEIGHTS = {"kind": 0.15, "role": 0.15, "crown": 0.05}
-# What is wrong most often, counted by what it costs a user: clothes were learnt long before the rest.
+# What was still wrong most often when clothes had long been learnt.
 _NEAREST_WEIGHTS = {"action": 2.0, "bag": 2.0, "hat": 2.0, "lower_kind": 0.5}
+_PHRASE_WEIGHTS = {"count": 2.0, "action": 2.0, "bag": 1.5, "hat": 1.5}
 STAGES = ("words", "look", "spell", "see", "tell")
 # The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
 _SHARES = {
@@ -85,7 +86,10 @@ class Teacher:
     @cached_property
     def place_weights(self) -> Tensor:
         """How much each of a tile's 64 codes counts; takes thousands of sentences, which only `coding` needs."""
-        return self.codebook.entropies(np.random.default_rng(0)).clamp_min(_LEAST_WEIGHT)
+        told = self.codebook.entropies(np.random.default_rng(0)).clamp_min(_LEAST_WEIGHT)
+        shares = [_PHRASE_WEIGHTS.get(phrase, 1.0) for phrase in facts.PHRASES]
+        told[: sum(WIDTHS)] *= torch.tensor(np.repeat(shares, WIDTHS), dtype=torch.float32)
+        return told
 
     def wording(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """The loss of whole answers when every image token has its right code, give or take some noise."""

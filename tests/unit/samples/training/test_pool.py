@@ -132,11 +132,11 @@ def test_photographs_tell_only_what_is_known(tmp_path: Path, monkeypatch: pytest
     wholes = tiles.counts != UNKNOWN
     assert wholes.sum() >= 4
     assert (tiles.counts[wholes] >= 1).all()
-    for name in ("action", "bag", "hat", "lower_kind"):
+    for name in ("action", "lower_kind"):
         assert (tiles.nearest[:, list(NEAREST).index(name)] == UNKNOWN).all()
     assert (tiles.nearest[wholes, list(NEAREST).index("place")] >= 0).all()
     opened = (tiles.rows == -100).sum(-1)
-    assert (opened[wholes] >= 40).all()
+    assert (opened[wholes] >= 20).all()
     assert (opened[~wholes] == 0).all()
 
 
