@@ -24,6 +24,7 @@ from samples.training.pool import random_views
 
 LABELS = Path(__file__).parent / "photographs.csv"
 _TOGETHER = 8
+_SOME = "some"  # bag or hat, whatever its colour
 _KINDS = ("count", "top", "lower", "bag", "hat", "direction", "action", "whole")
 _SCENE_SEED = 1_000_003  # far from the seeds of training, which have three parts
 
@@ -67,7 +68,9 @@ def scene_cases(count: int) -> Iterator[Case]:
 
 
 def photograph_cases(data: Path) -> Iterator[Case]:
-    """The crops of photographs.csv: columns file, x1, y1, x2, y2 (pixels), count, top, lower; `?` where eyes differ.
+    """The crops of photographs.csv: columns file, x1, y1, x2, y2 (pixels), then facts, `?` where eyes differ.
+
+    These are count, top, lower, action, and of bag and hat whether there is `some` or `none`.
 
     Raises:
         OSError: A photograph cannot be read.
@@ -78,12 +81,15 @@ def photograph_cases(data: Path) -> Iterator[Case]:
             if image is None:
                 raise OSError(f"{data / 'images' / row['file']} cannot be read as a picture")
             box = (int(row["x1"]), int(row["y1"]), int(row["x2"]), int(row["y2"]))
-            known = {key: None if row[key] == "?" else row[key] for key in ("count", "top", "lower")}
+            known = {kind: row[kind] for kind in _KINDS if row.get(kind, "?") != "?"}
             truth = Facts(
-                None if known["count"] is None else int(known["count"]), top=known["top"], lower=known["lower"]
+                int(known["count"]) if "count" in known else None,
+                **{kind: known.get(kind) for kind in ("top", "lower", "action")},
+                **{kind: _SOME if known.get(kind) == _SOME else None for kind in ("bag", "hat")},
             )
             picture = tight_crop(np.ascontiguousarray(image[..., ::-1], np.uint8), box)
-            yield Case(row["file"], picture, truth, frozenset(kind for kind, value in known.items() if value))
+            further = {"direction"} if known.get("action", "standing") != "standing" else set()
+            yield Case(row["file"], picture, truth, frozenset(known | dict.fromkeys(further)))
 
 
 class Tally:
@@ -102,9 +108,10 @@ class Tally:
                 self.right[kind] += said == truth
                 continue
             true, told = (getattr(facts, "action" if kind == "direction" else kind) for facts in (truth, said))
-            self.right[kind] += told == true
-            if told != true and kind in ("top", "lower", "action"):
-                self.confused[kind, true, told or "nothing"] += 1
+            right = bool(told) if true == _SOME else told == true
+            self.right[kind] += right
+            if not right and kind not in ("count", "direction"):
+                self.confused[kind, true or "none", told or "nothing"] += 1
 
     def row(self, kind: str) -> str:
         """One line of a table, without its ends."""
