@@ -10,7 +10,8 @@ from samples.backdrops import Image
 from samples.figures import COLOURS, shade_of
 from samples.training import photographed
 from samples.training.photographed import Boxes, Glimpse, clothes_of, colour_of, glimpses
-from samples.training.pictures import Photograph
+from samples.training.pictures import Photograph, is_held_out
+from samples.training.views import ACTIONS
 
 BOX = (100.0, 60.0, 160.0, 240.0)
 RED, BLUE, GREEN = (190, 20, 25), (30, 60, 200), (40, 140, 60)
@@ -91,7 +92,7 @@ def test_each_person_is_shown_with_what_can_be_told(tmp_path: Path) -> None:
     assert glimpse.picture.shape == (1024, 512, 3)
     (person,) = glimpse.people
     assert (person.seen.look.top, person.seen.look.lower) == ("red", "blue")
-    assert glimpse.unknown == {"action", "lower_kind"}
+    assert glimpse.unknown == {"action", "bag", "lower_kind"}
     assert person.place == pytest.approx(0.5, abs=0.1)
     assert 0.2 < (glimpse.taken > 0).mean() < 0.6
 
@@ -102,6 +103,29 @@ def test_a_whole_photograph_tells_of_everybody_the_nearest_first(tmp_path: Path)
     nearest, other = glimpse.people
     assert nearest.seen.look.top == "red"
     assert nearest.place < other.place
+
+
+def test_what_eyes_have_told_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {("p1.jpg", 1): {"action": "walking left", "bag": "red", "hat": "none"}, ("p2.jpg", 0): {"bag": "green"}}
+    monkeypatch.setattr(photographed, "labelled", lambda: told)
+    other, *shown = glimpses_of(tmp_path, boxes((300, 100, 330, 170), BOX), frames=False)
+    assert "action" in other.unknown
+    assert len(shown) > 1
+    for glimpse in shown:
+        assert glimpse.unknown == {"lower_kind"}
+        (person,) = glimpse.people
+        assert person.seen.action == "walking left"
+        assert (person.seen.look.top, person.seen.look.bag, person.seen.look.hat) == ("red", "red", None)
+    assert len({glimpse.picture.tobytes() for glimpse in shown}) == len(shown)
+
+
+def test_the_labels_name_actions_and_colours() -> None:
+    labels = photographed.labelled()
+    assert len(labels) > 200
+    for facts in labels.values():
+        assert facts.get("action", "standing") in ACTIONS
+        assert {facts.get("bag", "none"), facts.get("hat", "none")} <= {"none", *COLOURS}
+    assert not any(is_held_out(Path(file)) for file, _person in labels)
 
 
 def test_who_hardly_shows_is_in_doubt(tmp_path: Path) -> None:

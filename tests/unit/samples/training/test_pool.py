@@ -132,7 +132,7 @@ def test_photographs_tell_only_what_is_known(tmp_path: Path, monkeypatch: pytest
     wholes = tiles.counts != UNKNOWN
     assert wholes.sum() >= 4
     assert (tiles.counts[wholes] >= 1).all()
-    for name in ("action", "lower_kind"):
+    for name in ("action", "bag", "lower_kind"):
         assert (tiles.nearest[:, list(NEAREST).index(name)] == UNKNOWN).all()
     assert (tiles.nearest[wholes, list(NEAREST).index("place")] >= 0).all()
     opened = (tiles.rows == -100).sum(-1)
