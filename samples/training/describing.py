@@ -18,9 +18,9 @@ from serving.command import cpu_dtype
 MAX_TOKENS = 48
 
 
-def served_dtype() -> torch.dtype:
-    """What a model server on this machine's CPU computes in."""
-    return torch.float32 if cpu_dtype("auto") == "float32" else torch.bfloat16
+def served_dtype(asked: str = "auto") -> torch.dtype:
+    """What a model server on this machine's CPU computes in if its settings ask for that."""
+    return torch.float32 if cpu_dtype(asked) == "float32" else torch.bfloat16
 
 
 class Reference:

@@ -38,6 +38,9 @@ def main() -> int:
     served = parts.add_parser("served", help="the running server against transformers, and its speed")
     served.add_argument("endpoint")
     served.add_argument("--count", type=int, default=20)
+    served.add_argument(
+        "--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="the server's `serving.server.dtype`"
+    )
     detector = parts.add_parser("detector", help="AP50, recall and speed of the person detector")
     detector.add_argument("data", type=Path)
     detector.add_argument("--weights", type=Path, help="default: the committed ones")

@@ -118,7 +118,7 @@ class Served:
 def run(options: argparse.Namespace) -> int:
     """The `served` part of the command line; 1 when any answer differs."""
     checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
-    dtype = served_dtype()
+    dtype = served_dtype(options.dtype)
     served, reference = Served(options.endpoint), Reference(checkpoint, dtype=dtype)
     same = 0
     for case in scene_cases(options.count):
