@@ -44,7 +44,12 @@ def _told_by(truth: Facts) -> frozenset[str]:
     """The kinds of fact that a true description settles."""
     told = {"count", "whole"} | ({"bag", "hat"} if truth.count else set())
     told |= {kind for kind in ("top", "lower", "action") if getattr(truth, kind)}
-    return frozenset(told | ({"direction"} if truth.action not in (None, "standing") else set()))
+    return frozenset(told | _direction(truth))
+
+
+def _direction(truth: Facts) -> set[str]:
+    """What is asked further of somebody who walks."""
+    return {"direction"} if truth.action not in (None, "standing") else set()
 
 
 def _doubts(unknown: frozenset[str]) -> frozenset[str]:
@@ -88,8 +93,7 @@ def photograph_cases(data: Path) -> Iterator[Case]:
                 **{kind: _SOME if known.get(kind) == _SOME else None for kind in ("bag", "hat")},
             )
             picture = tight_crop(np.ascontiguousarray(image[..., ::-1], np.uint8), box)
-            further = {"direction"} if known.get("action", "standing") != "standing" else set()
-            yield Case(row["file"], picture, truth, frozenset(known | dict.fromkeys(further)))
+            yield Case(row["file"], picture, truth, frozenset(known) | _direction(truth))
 
 
 class Tally:

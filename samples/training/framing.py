@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Pil
 
+from pipeline import describe
 from samples.backdrops import Image
 
 TILE_PX = 256
@@ -22,19 +23,7 @@ _GREY = 114
 
 def surroundings(box_px: tuple[float, float, float, float], width_px: int, height_px: int) -> tuple[int, int, int, int]:
     """The product's crop (x1, y1, x2, y2) around a box in a frame: margin, shape 1:2, moved inward at the border."""
-    x1, y1, x2, y2 = box_px
-    box_width, box_height = max(1.0, x2 - x1), max(1.0, y2 - y1)
-    wide, high = box_width + 2 * MARGIN * box_height, box_height * (1 + 2 * MARGIN)
-    wide, high = (high / 2, high) if wide < high / 2 else (wide, wide * 2)
-    shrink = min(1.0, width_px / wide, height_px / high)
-    if wide * shrink >= box_width and high * shrink >= box_height:
-        wide, high = wide * shrink, high * shrink
-    wide, high = min(wide, width_px), min(high, height_px)
-    left = min(max(0.0, (x1 + x2 - wide) / 2), width_px - wide)
-    top = min(max(0.0, (y1 + y2 - high) / 2), height_px - high)
-    first, upper = int(left), int(top)
-    right, lower = max(first + 1, round(left + wide)), max(upper + 1, round(top + high))
-    return first, upper, min(width_px, right), min(height_px, lower)
+    return describe.surroundings(box_px, width_px, height_px, MARGIN, _SHORT_PX / _LONG_PX)
 
 
 def crop_region(

@@ -33,6 +33,7 @@ from samples.training.questions import (
     Labels,
     nearest_answers,
     patch_labels,
+    row_of,
 )
 from samples.training.views import ACTIONS, SIDES, Person, View, view_of
 
@@ -65,7 +66,7 @@ class Tiles:
     @property
     def kinds(self) -> Tensor:
         """What each patch shows, (N, 256); not 0 where it shows somebody."""
-        return self.patches[:, list(PATCHED).index("kind")]
+        return self.patches[:, row_of("kind")]
 
 
 @dataclass(frozen=True, slots=True)

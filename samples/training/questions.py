@@ -45,7 +45,7 @@ def patch_labels(view: View, chosen: list[int]) -> Labels:
     does is asked where feet are seen; roles and crowns are asked of the whole picture alone.
     """
     answers = np.full((len(chosen), len(PATCHED), PATCHES**2), UNKNOWN, np.int64)
-    answers[:, _row("kind")] = _most(_patched(label_tiles(view.kinds)[chosen]), KINDS)
+    answers[:, row_of("kind")] = _most(_patched(label_tiles(view.kinds)[chosen]), KINDS)
     of_tiles = label_tiles(view.owners)[chosen]
     owner = _most(_patched(of_tiles), 1 + int(of_tiles.max(initial=1)))
     actions, facings = np.full(256, UNKNOWN), np.full(256, UNKNOWN)
@@ -55,14 +55,15 @@ def patch_labels(view: View, chosen: list[int]) -> Labels:
             actions[row] = ACTIONS.index(person.seen.action)
         if person.seen.yaw is not None:
             facings[row] = int((person.seen.yaw + math.pi / 4) % (2 * math.pi) / (2 * math.pi / FACINGS))
-    answers[:, _row("action")], answers[:, _row("facing")] = actions[owner], facings[owner]
+    answers[:, row_of("action")], answers[:, row_of("facing")] = actions[owner], facings[owner]
     if WHOLE in chosen:
         whole = chosen.index(WHOLE)
-        answers[whole, _row("role")], answers[whole, _row("crown")] = _roles(view)[owner[whole]], _crowns(view)
+        answers[whole, row_of("role")], answers[whole, row_of("crown")] = _roles(view)[owner[whole]], _crowns(view)
     return answers
 
 
-def _row(question: str) -> int:
+def row_of(question: str) -> int:
+    """Where the answers to a question of PATCHED are."""
     return list(PATCHED).index(question)
 
 

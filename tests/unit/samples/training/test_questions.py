@@ -10,7 +10,7 @@ from samples.training.kinds import KINDS, kind_of, name_of
 from samples.training.questions import PATCHED, UNKNOWN
 from tests.unit.samples.training.test_views import a_scene
 
-KIND, ACTION, FACING = (list(PATCHED).index(name) for name in ("kind", "action", "facing"))
+KIND, ACTION, FACING = (questions.row_of(name) for name in ("kind", "action", "facing"))
 
 
 def test_the_kinds_have_names_and_numbers_that_agree() -> None:
