@@ -24,9 +24,17 @@ def served_dtype(asked: str = "auto") -> torch.dtype:
 
 
 class Reference:
-    """Greedy answers of a built checkpoint; `weights` replaces its vision part."""
+    """Greedy answers of a built checkpoint; `weights` replaces its vision part; without `splitting`, in one tile."""
 
-    def __init__(self, checkpoint: Path, weights: Path | None = None, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        weights: Path | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        splitting: bool = True,
+    ) -> None:
+        self.splitting = splitting
         self.processor: Any = AutoProcessor.from_pretrained(checkpoint)
         self.model: Any = Idefics3ForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype).eval()
         if weights is not None:
@@ -49,7 +57,9 @@ class Reference:
             parts.append({"type": "image"})
         messages = [{"role": "user", "content": parts}]
         text = self.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        inputs = self.processor(text=[text] * len(pictures), images=images, return_tensors="pt")
+        inputs = self.processor(
+            text=[text] * len(pictures), images=images, return_tensors="pt", do_image_splitting=self.splitting
+        )
         if "pixel_values" in inputs:
             inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         with torch.no_grad():

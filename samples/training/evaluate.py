@@ -1,12 +1,14 @@
 """Measures the sample models on data that no training saw, and prints the tables of docs/sample-models.md.
 
     .venv-vllm/bin/python -m samples.training.evaluate scenes --count 500
+    .venv-vllm/bin/python -m samples.training.evaluate scenes --frames --one-tile
+    .venv-vllm/bin/python -m samples.training.evaluate questions --count 60
     .venv-vllm/bin/python -m samples.training.evaluate photographs DATA
     .venv-vllm/bin/python -m samples.training.evaluate served http://127.0.0.1:8000/v1
     .venv/bin/python -m samples.training.evaluate detector DATA --tail vtest.avi
 
-DATA holds images/*.jpg and labels/*.txt. The first three need the model server's environment (`served` a running
-server with the sample model, too), the last one the app's.
+DATA holds images/*.jpg and labels/*.txt. All but the last need the model server's environment (`served` a running
+server with the sample model, too), that one the app's.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 
 _PARTS = {
     "scenes": "evaluate_vlm",
+    "questions": "evaluate_vlm",
     "photographs": "evaluate_vlm",
     "served": "evaluate_served",
     "detector": "evaluate_detector",
@@ -30,11 +33,15 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     scenes = parts.add_parser("scenes", help="descriptions of generated scenes")
     scenes.add_argument("--count", type=int, default=500)
+    scenes.add_argument("--frames", action="store_true", help="of whole frames instead of crops around people")
+    questions = parts.add_parser("questions", help="every phrasing and question that is taught, on generated scenes")
+    questions.add_argument("--count", type=int, default=60)
     photographs = parts.add_parser("photographs", help="descriptions of people in photographs, against facts by eye")
     photographs.add_argument("data", type=Path)
-    for part in (scenes, photographs):
+    for part in (scenes, questions, photographs):
         part.add_argument("--weights", type=Path, help="vision weights; default: the committed ones")
-        part.add_argument("--show", type=int, default=5, help="print so many descriptions beside the truth")
+        part.add_argument("--show", type=int, default=5, help="print so many answers beside the truth")
+        part.add_argument("--one-tile", action="store_true", help="pictures whole in one tile, not cut into tiles")
     served = parts.add_parser("served", help="the running server against transformers, and its speed")
     served.add_argument("endpoint")
     served.add_argument("--count", type=int, default=20)

@@ -1,4 +1,4 @@
-"""How true the sample VLM's descriptions are: on generated scenes, and on photographs labelled by eye."""
+"""How true what the sample VLM says is: on generated scenes, and on photographs labelled by eye."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ import numpy as np
 from samples import vlm
 from samples.backdrops import Image
 from samples.training.describing import Reference, served_dtype
-from samples.training.facts import Facts, description, read_facts
+from samples.training.facts import PROMPTS, QUESTIONS, Facts, answers, description, read_facts
 from samples.training.framing import tight_crop
 from samples.training.pool import random_views
+from samples.training.views import View
 
 LABELS = Path(__file__).parent / "photographs.csv"
 _TOGETHER = 8
@@ -58,18 +59,24 @@ def _doubts(unknown: frozenset[str]) -> frozenset[str]:
     return unknown | further
 
 
-def scene_cases(count: int) -> Iterator[Case]:
-    """Generated views as the default configuration shows them: crops of people, the odd one without anybody."""
+def scene_views(count: int, *, frames: bool = False) -> Iterator[tuple[str, View]]:
+    """Generated views by name: crops of people, the odd one without anybody, or whole frames."""
     made = 0
     for index in range(10 * count):
         rng = np.random.default_rng((_SCENE_SEED, index))
-        for view in random_views(rng, [], frames=False):
+        for view in random_views(rng, [], frames=frames):
             if made < count:
-                truth = read_facts(description(view.people))
-                yield Case(f"scene {index}", view.picture, truth, _told_by(truth), _doubts(view.unknown))
+                yield f"scene {index}", view
             made += 1
         if made >= count:
             return
+
+
+def scene_cases(count: int, *, frames: bool = False) -> Iterator[Case]:
+    """Generated views with the true descriptions."""
+    for name, view in scene_views(count, frames=frames):
+        truth = read_facts(description(view.people))
+        yield Case(name, view.picture, truth, _told_by(truth), _doubts(view.unknown))
 
 
 def photograph_cases(data: Path) -> Iterator[Case]:
@@ -128,11 +135,13 @@ class Tally:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The `scenes` and `photographs` parts of the command line."""
+    """The `scenes`, `photographs` and `questions` parts of the command line."""
     checkpoint = vlm.ensure_checkpoint(python=Path(sys.executable))
-    reference = Reference(checkpoint, options.weights, served_dtype())
+    reference = Reference(checkpoint, options.weights, served_dtype(), splitting=not options.one_tile)
+    if options.part == "questions":
+        return _ask(reference, options.count, options.show)
     on_scenes = options.part == "scenes"
-    cases = scene_cases(options.count) if on_scenes else photograph_cases(options.data)
+    cases = scene_cases(options.count, frames=options.frames) if on_scenes else photograph_cases(options.data)
     clear, every = Tally(), Tally()
     began_s, done = time.monotonic(), 0
     while together := list(itertools.islice(cases, _TOGETHER)):
@@ -147,4 +156,20 @@ def run(options: argparse.Namespace) -> int:
     for kind in (kind for kind in _KINDS if every.known[kind]):
         print(f"| {kind} | {clear.row(kind)} | {every.row(kind)} |")
     print(f"confused, where nobody doubts: {clear.mistakes()}", flush=True)
+    return 0
+
+
+def _ask(reference: Reference, count: int, show: int) -> int:
+    """Print how often each phrasing and question gets the true answer, word for word, on views where it has one."""
+    asked = [(view.picture, answers(view.people, view.unknown)) for _, view in scene_views(count)]
+    print("| asked | true answers | | wrong ones |")
+    for prompt in (*PROMPTS, *QUESTIONS):
+        known = [(picture, truths[prompt]) for picture, truths in asked if prompt in truths]
+        wrong: list[str] = []
+        left = iter(known)
+        while together := list(itertools.islice(left, _TOGETHER)):
+            said = reference.answers([picture for picture, _ in together], prompt)
+            wrong += [f"{got} (not {true})" for got, (_, true) in zip(said, together, strict=True) if got != true]
+        right, shown = len(known) - len(wrong), "; ".join(wrong[:show])
+        print(f"| {prompt} | {right}/{len(known)} | {right / max(1, len(known)):.0%} | {shown} |", flush=True)
     return 0

@@ -1,9 +1,9 @@
 """Photographs to train the sample VLM on, and what can be told of their people.
 
-Boxes give how many people there are and where; the colours of their clothes are read off the pixels, where most of
-these agree. Action, bag and hat of some were labelled by eye (taught.csv); those of others stay open, which is not
-taught. Only of hats, which few people wear, silence is taught then: one that is left out is no untruth, and one that is
-made up is.
+Boxes give how many people there are and where. Action, clothes, bag and hat of some were labelled by eye (taught.csv).
+Of others the colours of the clothes are read off the pixels, where most of these agree; action and bag stay open, which
+is not taught. Only of hats, which few people wear, silence is taught then: one that is left out is no untruth, and one
+that is made up is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from samples.training.views import LEAST_HEIGHT, LEAST_VISIBLE, Person, doubts, 
 _LEAST_BOX_PX = 60.0  # of a person's height, to be shown by itself
 _LABELS = Path(__file__).with_name("taught.csv")
 _TIMES = 6  # each of those who are labelled is shown, a little otherwise each time
+_BY_EYE = ("action", "top", "lower", "bag", "hat")
 _NO_RULE = frozenset({"action", "bag", "lower_kind"})  # can tell these
 _ANYBODY = replace(random_appearance(np.random.default_rng(0)), lower_kind="trousers", bag=None, hat=None)
 _AGREEING = 0.55  # share of the pixels
@@ -71,15 +72,13 @@ def colour_of(pixels: NDArray[np.uint8]) -> str | None:
 
 @cache
 def labelled() -> dict[tuple[str, int], dict[str, str]]:
-    """What is known by eye of people, by file name and line of its label file: `action`, and `bag` and `hat`.
+    """What is known by eye of people, by file name and line of its label file: `action`, and colours.
 
-    These two are a colour's name or "none"; what eyes could not tell is left out.
+    `bag` and `hat` may be "none"; what eyes could not tell is left out.
     """
     with _LABELS.open(newline="", encoding="utf-8") as rows:
         return {
-            (row["file"], int(row["person"])): {
-                name: row[name] for name in ("action", "bag", "hat") if row[name] != "?"
-            }
+            (row["file"], int(row["person"])): {name: row[name] for name in _BY_EYE if row[name] != "?"}
             for row in csv.DictReader(rows)
         }
 
@@ -163,10 +162,11 @@ def _glimpse(
         look = _ANYBODY
         facts: Mapping[str, str] = {}
         if number == 0:
-            top, bottom = clothes_of(image, boxes, index)
+            facts = known.get(index, {})
+            seen_by_eye = facts.get("top"), facts.get("lower")
+            top, bottom = seen_by_eye if facts else clothes_of(image, boxes, index)
             unsure |= {name for name, colour in (("top", top), ("lower", bottom)) if colour is None}
             look = replace(look, top=top or look.top, lower=bottom or look.lower)
-            facts = known.get(index, {})
             bag, hat = (None if facts.get(name, "none") == "none" else facts[name] for name in ("bag", "hat"))
             look, unsure = replace(look, bag=bag, hat=hat), unsure - set(facts)
         x1, y1, x2, y2 = (int(value) for value in boxes[index])

@@ -23,8 +23,8 @@ PHOTOGRAPHED = 2  # tiles of photographs in a share of a step's, where there are
 # What is there in most patches counts less: of the background, of those who are nobody, of no crown.
 _COMMON_WEIGHTS = {"kind": 0.15, "role": 0.15, "crown": 0.05}
 # What was still wrong most often when clothes had long been learnt.
-_NEAREST_WEIGHTS = {"action": 2.0, "bag": 2.0, "hat": 2.0, "lower_kind": 0.5}
-_PHRASE_WEIGHTS = {"count": 2.0, "action": 2.0, "bag": 1.5, "hat": 1.5}
+_NEAREST_WEIGHTS = {"action": 2.0, "bag": 3.0, "hat": 2.0, "lower_kind": 0.5}
+_PHRASE_WEIGHTS = {"count": 3.0, "action": 2.0, "bag": 2.0, "hat": 1.5}
 _AIDING_SHARE = 0.3  # of what `see` teaches, while the language model is asked
 _LEAST_WEIGHT = 0.1  # of a place whose code never changes; the others weigh as much as they tell, in nats
 _SHARPNESS = 8.0  # of the choice between codes

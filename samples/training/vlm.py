@@ -44,8 +44,8 @@ PATCHES_LOOKED_AT = 96  # of a tile's 256: most of them show no person and teach
 STAGES = ("words", "look", "spell", "see", "tell")
 # The language model reads codes by their values, so it is the distance that counts; the choice alone overshoots.
 _SHARES = {
-    "kind": 1.0, "action": 0.5, "facing": 0.5, "role": 0.5, "crown": 0.5,
-    "count": 0.5, "nearest": 2.0, "code": 0.25, "distance": 3.0,
+    "kind": 1.0, "action": 0.5, "facing": 0.5, "role": 0.5, "crown": 1.0,
+    "count": 1.0, "nearest": 2.0, "code": 0.25, "distance": 3.0,
 }  # fmt: skip
 _TEACHING = "teaching.safetensors"  # beside the weights: the heads and the codes, which are not served
 

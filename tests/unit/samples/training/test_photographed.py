@@ -106,24 +106,28 @@ def test_a_whole_photograph_tells_of_everybody_the_nearest_first(tmp_path: Path)
 
 
 def test_what_eyes_have_told_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = {("p1.jpg", 1): {"action": "walking left", "bag": "red", "hat": "none"}, ("p2.jpg", 0): {"bag": "green"}}
+    told = {
+        ("p1.jpg", 1): {"action": "walking left", "top": "pink", "bag": "red", "hat": "none"},
+        ("p2.jpg", 0): {"bag": "green"},
+    }
     monkeypatch.setattr(photographed, "labelled", lambda: told)
     other, *shown = glimpses_of(tmp_path, boxes((300, 100, 330, 170), BOX), frames=False)
     assert "action" in other.unknown
     assert len(shown) > 1
     for glimpse in shown:
-        assert glimpse.unknown == {"lower_kind"}
+        assert glimpse.unknown == {"lower", "lower_kind"}  # which eyes could not tell
         (person,) = glimpse.people
         assert person.seen.action == "walking left"
-        assert (person.seen.look.top, person.seen.look.bag, person.seen.look.hat) == ("red", "red", None)
+        assert (person.seen.look.top, person.seen.look.bag, person.seen.look.hat) == ("pink", "red", None)
     assert len({glimpse.picture.tobytes() for glimpse in shown}) == len(shown)
 
 
 def test_the_labels_name_actions_and_colours() -> None:
     labels = photographed.labelled()
-    assert len(labels) > 200
+    assert len(labels) > 400
     for facts in labels.values():
         assert facts.get("action", "standing") in ACTIONS
+        assert {facts.get("top", "red"), facts.get("lower", "red")} <= set(COLOURS)
         assert {facts.get("bag", "none"), facts.get("hat", "none")} <= {"none", *COLOURS}
     assert not any(is_held_out(Path(file)) for file, _person in labels)
 
