@@ -97,6 +97,20 @@ def random_backdrop(
     return backdrops.drawn(rng, width_px, height_px)
 
 
+def random_company(rng: np.random.Generator, width_px: int, height_px: int, photographs: list[Path]) -> Scene:
+    """Two to six people beside and behind each other, so that a crop around one of them shows several."""
+    place = random_backdrop(rng, width_px, height_px, photographs)
+    near = height_px * rng.uniform(0.25, 0.6)
+    middle = width_px * rng.uniform(0.2, 0.8)
+    soles = rng.uniform(max(place.far_px, 0.8 * near), max(place.near_px, near))
+    people = []
+    for _ in range(int(rng.integers(2, 7))):
+        tall = near * rng.uniform(0.45, 1.1)
+        x, y = middle + near * rng.uniform(-0.55, 0.55), soles + near * rng.uniform(-0.3, 0.1)
+        people.append(Placed(random_appearance(rng), random_pose(rng), x, y, tall))
+    return compose(place, people, exposure=float(rng.uniform(0.8, 1.15)))
+
+
 def random_scene(
     rng: np.random.Generator, width_px: int, height_px: int, photographs: list[Path], largest: float = 0.9
 ) -> Scene:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from samples.training.framing import TILE_PX, WHOLE, crop_region, label_tiles, tiles_of
 from samples.training.photographed import Glimpse, glimpses
-from samples.training.pictures import Photograph, camera_like, random_scene
+from samples.training.pictures import Photograph, camera_like, random_company, random_scene
 from samples.training.questions import (
     COUNTS,
     FACINGS,
@@ -44,6 +44,7 @@ PART_TILES = 256
 PART_PHOTOGRAPHS = 64
 _PART_SHARE = 0.3  # of the views of which a part is shown beside the whole
 _FRAME_SHARE = 0.2
+_COMPANY_SHARE = 0.4  # of the other scenes: else three people in a crop, one of 25, are too rare to be learnt
 _LEAST_PART = 0.15  # of a photograph's tile that people's boxes cover, for a part of somebody to be in it
 _MIRRORED = np.array([ACTIONS.index(name) for name in ("standing", "walking right", "walking left", *ACTIONS[3:])])
 _IN_A_MIRROR = {"action": _MIRRORED, "facing": (5 - np.arange(FACINGS)) % FACINGS}  # those that are others there
@@ -81,12 +82,17 @@ class Told:
         return replace(self, people=self.people and tuple(mirrored_person(person) for person in self.people))
 
 
-def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
-    """Crops of the people of one generated scene, or the scene as a whole frame."""
+def random_views(
+    rng: np.random.Generator, backgrounds: list[Path], *, frames: bool, company: bool = False
+) -> Iterator[View]:
+    """Crops of the people of one generated scene, or the scene as a whole frame; `company`: of people together."""
     width = int(rng.integers(480, 961))
-    scene = random_scene(rng, width, int(width * 0.5625), backgrounds, largest=0.75)
+    height = int(width * 0.5625)
+    if company:
+        scene = random_company(rng, width, height, backgrounds)
+    else:
+        scene = random_scene(rng, width, height, backgrounds, largest=0.75)
     image = camera_like(rng, scene.image)
-    height = scene.image.shape[0]
     if frames:
         yield view_of(scene, (0, 0, width, height), image, upright=False)
         return
@@ -97,6 +103,12 @@ def random_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: b
     shown = [seen for seen in scene.seen if seen.visible > 0.4 and seen.box_px[3] - seen.box_px[1] > 36]
     for seen in shown[:2]:
         yield view_of(scene, crop_region(rng, image, seen.box_px, 0.05), image, upright=True)
+
+
+def taught_views(rng: np.random.Generator, backgrounds: list[Path], *, frames: bool) -> Iterator[View]:
+    """As `random_views`, with people together oftener than chance has them."""
+    company = not frames and bool(rng.random() < _COMPANY_SHARE)
+    return random_views(rng, backgrounds, frames=frames, company=company)
 
 
 def mirrored_person(person: Person) -> Person:
@@ -147,7 +159,7 @@ def _draw(seed: tuple[int, ...], backgrounds: list[Path]) -> tuple[Tiles, list[T
     parts: list[Tiles] = []
     told: list[Told] = []
     while len(told) < PART_TILES:
-        for view in random_views(rng, backgrounds, frames=bool(rng.random() < _FRAME_SHARE)):
+        for view in taught_views(rng, backgrounds, frames=bool(rng.random() < _FRAME_SHARE)):
             peopled = [tile for tile, owners in enumerate(label_tiles(view.owners)[:WHOLE]) if owners.any()]
             rng.shuffle(peopled)
             chosen = [*peopled[: int(rng.random() < _PART_SHARE)], WHOLE]

@@ -14,7 +14,7 @@ from samples.training import facts
 from samples.training.codebook import OPEN, WIDTHS, Codebook, imagined
 from samples.training.framing import WHOLE
 from samples.training.language import Language, Layout, thinned
-from samples.training.pool import Pool, Tiles, joined, labelled_tiles, random_views, rows_of, told_of
+from samples.training.pool import Pool, Tiles, joined, labelled_tiles, rows_of, taught_views, told_of
 from samples.training.questions import NEAREST, PATCHED, UNKNOWN
 from samples.training.tower import Tower
 
@@ -143,7 +143,7 @@ class Teacher:
         rows: list[Tensor] = []
         replies: list[str] = []
         while len(parts) < size:
-            for view in random_views(rng, backgrounds, frames=frames):
+            for view in taught_views(rng, backgrounds, frames=frames):
                 reply = facts.answers(view.people, view.unknown).get(prompt)
                 if reply is not None and len(parts) < size:
                     parts.append(labelled_tiles(view, tiles_used))

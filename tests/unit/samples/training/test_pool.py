@@ -49,6 +49,18 @@ def view() -> View:
                 return found
 
 
+def test_people_together_share_a_crop() -> None:
+    def shown(company: bool) -> list[int]:
+        views = (
+            pool.random_views(np.random.default_rng(seed), [], frames=False, company=company) for seed in range(20)
+        )
+        return [len(view.people) for found in views for view in found if "count" not in view.unknown]
+
+    together, apart = shown(company=True), shown(company=False)
+    assert sum(count >= 3 for count in together) >= len(together) / 5
+    assert sum(count >= 3 for count in apart) <= len(apart) / 10
+
+
 def test_the_nearest_person_is_told_in_numbers(view: View) -> None:
     (person, *_others) = view.people
     told = dict(zip(NEAREST, nearest_answers(view.people), strict=True))
