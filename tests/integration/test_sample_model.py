@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from samples.training.facts import PROMPTS, QUESTIONS, read_facts
 from samples.vlm import ensure_checkpoint, server_python
 from tests.integration.served import ServedModel
 
@@ -47,6 +48,25 @@ def test_a_picture_costs_its_tiles(comparison: str, tiles: str, least: int) -> N
     found = re.search(rf"\| {tiles} \| (\d+) prompt tokens \|", comparison)
     assert found, comparison
     assert least < int(found.group(1)) < least + 120
+
+
+def test_every_phrasing_and_question_is_answered() -> None:
+    printed = run("samples.training.evaluate", "questions", "--count", "8", "--show", "0")
+    rows = re.findall(r"^\| (.+?) \| (\d+)/(\d+) \|", printed, re.MULTILINE)
+    assert {asked for asked, _, _ in rows} == {*PROMPTS, *QUESTIONS}, printed
+    assert sum(int(right) for _, right, _ in rows) >= 0.6 * sum(int(known) for _, _, known in rows), printed
+
+
+@pytest.mark.parametrize("how", ["--frames", "--one-tile"])
+def test_other_ways_to_show_a_picture_are_described_in_the_same_form(how: str) -> None:
+    printed = run("samples.training.evaluate", "scenes", how, "--count", "6", "--show", "6")
+    said = re.findall(r"^scene \d+: (.+)$", printed, re.MULTILINE)
+    assert len(said) == 6, printed
+    assert [text for text in said if read_facts(text).count is None] == []
+    (people, tops) = (re.search(rf"^\| {kind} \| (\d+)/(\d+)", printed, re.MULTILINE) for kind in ("count", "top"))
+    for found in (people, tops):
+        assert found, printed
+        assert int(found.group(1)) >= 0.5 * int(found.group(2)), printed
 
 
 def test_the_checkpoint_names_no_place_of_the_machine_that_built_it() -> None:
