@@ -8,9 +8,10 @@ import itertools
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import cv2
 import numpy as np
@@ -18,11 +19,12 @@ import numpy as np
 from samples import vlm
 from samples.backdrops import Image
 from samples.training.describing import Reference, served_dtype
-from samples.training.facts import PROMPTS, QUESTIONS, Facts, answers, description, read_facts
+from samples.training.facts import DEFAULT_PROMPT, PROMPTS, QUESTIONS, Facts, answers, description, read_facts
 from samples.training.framing import tight_crop
 from samples.training.pool import random_views
 from samples.training.views import View
 
+_Any = TypeVar("_Any")
 LABELS = Path(__file__).parent / "photographs.csv"
 _TOGETHER = 8
 _SOME = "some"  # bag or hat, whatever its colour
@@ -144,13 +146,12 @@ def run(options: argparse.Namespace) -> int:
     cases = scene_cases(options.count, frames=options.frames) if on_scenes else photograph_cases(options.data)
     clear, every = Tally(), Tally()
     began_s, done = time.monotonic(), 0
-    while together := list(itertools.islice(cases, _TOGETHER)):
-        for case, said in zip(together, reference.answers([case.picture for case in together]), strict=True):
-            clear.add(case.truth, read_facts(said), case.told - case.doubtful)
-            every.add(case.truth, read_facts(said), case.told)
-            done += 1
-            if done <= options.show:
-                print(f"{case.name}: {said}\n    truth: {case.truth}", flush=True)
+    for case, said in _answered(reference, ((case.picture, case) for case in cases)):
+        clear.add(case.truth, read_facts(said), case.told - case.doubtful)
+        every.add(case.truth, read_facts(said), case.told)
+        done += 1
+        if done <= options.show:
+            print(f"{case.name}: {said}\n    truth: {case.truth}", flush=True)
     print(f"{done} pictures, {(time.monotonic() - began_s) / max(1, done):.2f} s each")
     print("| fact | right where nobody doubts it | | with those in doubt | |")
     for kind in (kind for kind in _KINDS if every.known[kind]):
@@ -159,17 +160,23 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _answered(
+    reference: Reference, pictured: Iterable[tuple[Image, _Any]], prompt: str = DEFAULT_PROMPT
+) -> Iterator[tuple[_Any, str]]:
+    """What comes with each picture, and what is said of it; some pictures at a time."""
+    left = iter(pictured)
+    while together := list(itertools.islice(left, _TOGETHER)):
+        said = reference.answers([picture for picture, _ in together], prompt)
+        yield from zip((what for _, what in together), said, strict=True)
+
+
 def _ask(reference: Reference, count: int, show: int) -> int:
     """Print how often each phrasing and question gets the true answer, word for word, on views where it has one."""
     asked = [(view.picture, answers(view.people, view.unknown)) for _, view in scene_views(count)]
     print("| asked | true answers | | wrong ones |")
     for prompt in (*PROMPTS, *QUESTIONS):
         known = [(picture, truths[prompt]) for picture, truths in asked if prompt in truths]
-        wrong: list[str] = []
-        left = iter(known)
-        while together := list(itertools.islice(left, _TOGETHER)):
-            said = reference.answers([picture for picture, _ in together], prompt)
-            wrong += [f"{got} (not {true})" for got, (_, true) in zip(said, together, strict=True) if got != true]
+        wrong = [f"{said} (not {true})" for true, said in _answered(reference, known, prompt) if said != true]
         right, shown = len(known) - len(wrong), "; ".join(wrong[:show])
         print(f"| {prompt} | {right}/{len(known)} | {right / max(1, len(known)):.0%} | {shown} |", flush=True)
     return 0
